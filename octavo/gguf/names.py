@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+GATED: Final = ("gate", "up", "down")
+_NUMBERED: Final = {"gate": "w1", "down": "w2", "up": "w3"}
+
+
+def named(theirs: str, ours: str, parts: Iterable[str] | Mapping[str, str] = GATED) -> dict[str, str]:
+    """Return a name for each part, which stands in the place of `*`; parts may have other names in our layout."""
+    own = parts if isinstance(parts, Mapping) else {part: part for part in parts}
+    return {theirs.replace("*", part): ours.replace("*", name) for part, name in own.items()}
+
 
 LAYER: Final[Mapping[str, str]] = {
     "attn_norm": "input_layernorm",
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q", "k", "v", "qkv")},
+    **named("attn_*", "self_attn.*_proj", ("q", "k", "v", "qkv")),
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
-    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*", "mlp.*_proj"),
     "ffn_gate_inp": "mlp.gate",
-    **{f"ffn_{each}_exps": f"mlp.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
-    **{f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_exps", "mlp.experts.{}.*_proj"),
+    **named("ffn_*_shexp", "mlp.shared_experts.*_proj"),
     "exp_probs_b": "mlp.gate.e_score_correction_bias!",
 }
 """Names in a layer. With {} a tensor holds all experts, ! ends a name without suffix and _ one whose weight has none,
@@ -46,22 +56,19 @@ GEMMA3N_TOPS: Final = {
 }
 FUSED: Final = {"ffn_up": "mlp.gate_up_proj"}
 SHARED: Final = {
-    **{f"ffn_{each}_shexp": f"mlp.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_shexp", "mlp.shared_expert.*_proj"),
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 MIXTRAL: Final = {
     "ffn_gate_inp": "block_sparse_moe.gate",
-    **{
-        f"ffn_{each}_exps": f"block_sparse_moe.experts.{{}}.w{number}"
-        for number, each in enumerate(("gate", "down", "up"), start=1)
-    },
+    **named("ffn_*_exps", "block_sparse_moe.experts.{}.*", _NUMBERED),
 }
 MINIMAX: Final = {**MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias!"}
 HUNYUAN: Final = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
     "ffn_gate_inp": "mlp.gate.wg",
-    **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_shexp", "mlp.shared_mlp.*_proj"),
 }
 LING: Final = {
     "attn_qkv": "attention.query_key_value",
@@ -81,7 +88,7 @@ GRANITE: Final = {
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
 LATENT: Final = {
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in ("q_a", "q_b", "kv_b")},
+    **named("attn_*", "self_attn.*_proj", ("q_a", "q_b", "kv_b")),
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_k_b": "self_attn.kv_b_proj/keys",
     "attn_v_b": "self_attn.kv_b_proj/values",
@@ -100,7 +107,7 @@ GEMMA4: Final = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar!",
-    **{f"post_ffw_norm_{each}": f"post_feedforward_layernorm_{each}" for each in (1, 2)},
+    **named("post_ffw_norm_*", "post_feedforward_layernorm_*", "12"),
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale!",
@@ -108,16 +115,16 @@ GEMMA4: Final = {
     "ffn_down_exps.scale": "router.per_expert_scale!",
 }
 LLAMA4: Final = {
-    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*", "feed_forward.*_proj"),
     "ffn_gate_inp": "feed_forward.router",
-    **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
-    **{f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_exps", "feed_forward.experts.{}.*_proj"),
+    **named("ffn_*_shexp", "feed_forward.shared_expert.*_proj"),
 }
-MISTRAL4: Final = {**LATENT, **{name: f"mlp.{own}" for name, own in _JOINED_EXPERTS.items()}}
+MISTRAL4: Final = {**LATENT, **named("*", "mlp.*", _JOINED_EXPERTS)}
 GRANITE_SWA: Final = {
     "attn_sinks": "self_attn.sinks!",
     "ffn_gate_inp": "block_sparse_moe.router",
-    **{name: f"block_sparse_moe.{own}" for name, own in _JOINED_EXPERTS.items()},
+    **named("*", "block_sparse_moe.*", _JOINED_EXPERTS),
     "ffn_up_shexp": "shared_mlp.input_linear",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
@@ -127,10 +134,7 @@ DBRX: Final = {
     "attn_output": "norm_attn_norm.attn.out_proj",
     "attn_output_norm": "norm_attn_norm.norm_2",
     "ffn_gate_inp": "ffn.router.layer",
-    **{
-        f"ffn_{each}_exps": f"ffn.experts.mlp.{{}}.{own}"
-        for each, own in (("gate", "w1"), ("up", "v1"), ("down", "w2"))
-    },
+    **named("ffn_*_exps", "ffn.experts.mlp.{}.*", {"gate": "w1", "up": "v1", "down": "w2"}),
 }
 BITNET: Final = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
 CHATGLM: Final = {**FUSED, "attn_qkv": "self_attn.q_proj"}
@@ -149,33 +153,24 @@ STEP35: Final = {
     "attn_gate": "self_attn.g_proj",
     "ffn_gate_inp": "moe.gate",
     "exp_probs_b": "moe.router_bias!",
-    **{f"ffn_{each}_exps": f"moe.{each}_proj" for each in ("gate", "up", "down")},
-    **{f"ffn_{each}_shexp": f"share_expert.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_exps", "moe.*_proj"),
+    **named("ffn_*_shexp", "share_expert.*_proj"),
 }
 HY_V3: Final = {
     "ffn_gate_inp": "mlp.router.gate",
     "exp_probs_b": "mlp.expert_bias!",
-    **{f"ffn_{each}_shexp": f"mlp.shared_mlp.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_shexp", "mlp.shared_mlp.*_proj"),
 }
 APERTUS: Final = {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
 APERTUS_NUMBERS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     **{f"xielu.{each}": (f"mlp.act_fn.{each}", (1,)) for each in ("alpha_n", "alpha_p")},
     **{f"xielu.{each}": (f"mlp.act_fn.{each}", ()) for each in ("beta", "eps")},
 }
-FALCON: Final = {
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+_WIDER: Final = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
+FALCON: Final = {"attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense", **_WIDER}
 FALCON_NORMS: Final = {**FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 FALCON_TOPS: Final = {"token_embd": "word_embeddings", "output_norm": "ln_f"}
-NEOX: Final = {
-    "attn_qkv": "attention.query_key_value",
-    "attn_output": "attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+NEOX: Final = {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense", **_WIDER}
 NEOX_TOPS: Final = {"token_embd": "embed_in", "output_norm": "final_layer_norm", "output": "embed_out"}
 BLOOM_TOPS: Final = {**FALCON_TOPS, "token_embd_norm": "word_embeddings_layernorm"}
 GPT2: Final = {
@@ -207,35 +202,35 @@ _SCAN: Final = {
     "ssm_d": "D!",
     "ssm_out": "out_proj",
 }
-MAMBA: Final = {"attn_norm": "norm", **{name: f"mixer.{own}" for name, own in _SCAN.items()}}
+MAMBA: Final = {"attn_norm": "norm", **named("*", "mixer.*", _SCAN)}
 MAMBA_TOPS: Final = {"token_embd": "embeddings", "output_norm": "norm_f"}
 JAMBA: Final = {
-    **{name: f"mamba.{own}" for name, own in _SCAN.items()},
-    **{f"ssm_{each}_norm": f"mamba.{each}_layernorm" for each in ("dt", "b", "c")},
+    **named("*", "mamba.*", _SCAN),
+    **named("ssm_*_norm", "mamba.*_layernorm", ("dt", "b", "c")),
     "ffn_norm": "pre_ff_layernorm",
-    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*", "feed_forward.*_proj"),
     "ffn_gate_inp": "feed_forward.router",
-    **{f"ffn_{each}_exps": f"feed_forward.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*_exps", "feed_forward.experts.{}.*_proj"),
 }
 JAMBA_TOPS: Final = {"output_norm": "final_layernorm"}
 _SCAN2: Final = {**_SCAN, "ssm_a": "A_log!", "ssm_dt": "dt_bias!", "ssm_norm": "norm"}
-MAMBA2: Final = {"attn_norm": "norm", **{name: f"mixer.{own}" for name, own in _SCAN2.items()}}
+MAMBA2: Final = {"attn_norm": "norm", **named("*", "mixer.*", _SCAN2)}
 NEMOTRON_H: Final = {
     **MAMBA2,
-    **{f"attn_{each}": f"mixer.{each}_proj" for each in ("q", "k", "v")},
+    **named("attn_*", "mixer.*_proj", ("q", "k", "v")),
     "attn_output": "mixer.o_proj",
-    **{f"ffn_{each}": f"mixer.{each}_proj" for each in ("up", "down")},
+    **named("ffn_*", "mixer.*_proj", ("up", "down")),
     "ffn_gate_inp": "mixer.gate",
     "exp_probs_b": "mixer.gate.e_score_correction_bias!",
-    **{f"ffn_{each}_exps": f"mixer.experts.{{}}.{each}_proj" for each in ("up", "down")},
-    **{f"ffn_{each}_shexp": f"mixer.shared_experts.{each}_proj" for each in ("up", "down")},
-    **{f"ffn_latent_{each}": f"mixer.fc{number}_latent_proj" for number, each in ((1, "down"), (2, "up"))},
+    **named("ffn_*_exps", "mixer.experts.{}.*_proj", ("up", "down")),
+    **named("ffn_*_shexp", "mixer.shared_experts.*_proj", ("up", "down")),
+    **named("ffn_latent_*", "mixer.*_latent_proj", {"down": "fc1", "up": "fc2"}),
 }
-_MAMBA_BESIDE: Final = {name: f"mamba.{own}" for name, own in _SCAN2.items()}
+_MAMBA_BESIDE: Final = named("*", "mamba.*", _SCAN2)
 FALCON_H1: Final = {
     **_MAMBA_BESIDE,
     "ffn_norm": "pre_ff_layernorm",
-    **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")},
+    **named("ffn_*", "feed_forward.*_proj"),
 }
 GRANITE_HYBRID: Final = {
     **_MAMBA_BESIDE,
@@ -247,31 +242,28 @@ GRANITE_HYBRID: Final = {
 LFM2: Final = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
-    **{f"shortconv.{each}": f"conv.{each}" for each in ("conv", "in_proj", "out_proj")},
+    **named("shortconv.*", "conv.*", ("conv", "in_proj", "out_proj")),
     "attn_output": "self_attn.out_proj",
-    **{f"attn_{each}_norm": f"self_attn.{each}_layernorm" for each in ("q", "k")},
-    **{f"ffn_{each}": f"feed_forward.w{number}" for each, number in (("gate", 1), ("down", 2), ("up", 3))},
+    **named("attn_*_norm", "self_attn.*_layernorm", ("q", "k")),
+    **named("ffn_*", "feed_forward.*", _NUMBERED),
     "ffn_gate_inp": "feed_forward.gate",
-    **{
-        f"ffn_{each}_exps": f"feed_forward.experts.{{}}.w{number}"
-        for each, number in (("gate", 1), ("down", 2), ("up", 3))
-    },
+    **named("ffn_*_exps", "feed_forward.experts.{}.*", _NUMBERED),
     "exp_probs_b": "feed_forward.expert_bias!",
 }
 LFM2_TOPS: Final = {"token_embd_norm": "embedding_norm", "output_norm": "embedding_norm"}
 KIMI_LINEAR: Final = {
     **LATENT,
-    **{f"ssm_conv1d_{each}": f"self_attn.{each}_conv1d" for each in "qkv"},
-    **{f"ssm_{each}": f"self_attn.{each}_proj" for each in ("f_a", "f_b", "g_a", "g_b")},
+    **named("ssm_conv1d_*", "self_attn.*_conv1d", "qkv"),
+    **named("ssm_*", "self_attn.*_proj", ("f_a", "f_b", "g_a", "g_b")),
     "ssm_beta": "self_attn.b_proj",
     "ssm_dt": "self_attn.dt_bias!",
     "ssm_a": "self_attn.A_log!",
     "ssm_norm": "self_attn.o_norm",
-    **{f"ffn_{each}_exps": f"mlp.experts.{{}}.w{place}" for place, each in enumerate(("gate", "down", "up"), start=1)},
+    **named("ffn_*_exps", "mlp.experts.{}.*", _NUMBERED),
 }
 QWEN35: Final = {
     **SHARED,
-    **{name: f"linear_attn.{own}" for name, own in _SCAN2.items()},
+    **named("*", "linear_attn.*", _SCAN2),
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -295,7 +287,7 @@ GLM4: Final = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _BERT_LAYER: Final = {
-    **{f"attn_{each[0]}": f"attention.self.{each}" for each in ("query", "key", "value")},
+    **named("attn_*", "attention.self.*", {"q": "query", "k": "key", "v": "value"}),
     "attn_output": "attention.output.dense",
     "attn_output_norm": "attention.output.LayerNorm",
 }
@@ -314,7 +306,7 @@ BERT_TOPS: Final = {
     **_HEAD_TOPS,
 }
 DISTIL_BERT: Final = {
-    **{f"attn_{each}": f"attention.{each}_lin" for each in "qkv"},
+    **named("attn_*", "attention.*_lin", "qkv"),
     "attn_output": "attention.out_lin",
     "attn_output_norm": "sa_layer_norm",
     "ffn_up": "ffn.lin1",

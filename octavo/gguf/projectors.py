@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from octavo.gguf import projector_names as tables
+from octavo.gguf.names import named
 from octavo.gguf.reader import Array
 from octavo.gguf.vision import Vision
 
@@ -288,7 +289,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
         _qwen2,
         {
             **tables.QWEN2,
-            **{f"v.blk.{{}}.ffn_{each}": f"visual.blocks.{{}}.mlp.fc{place}" for place, each in tables.TWO},
+            **named("v.blk.{}.ffn_*", "visual.blocks.{}.mlp.*", tables.TWO),
         },
     ),
     "qwen2.5vl_merger": Projector(
