@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from octavo.errors import UnsupportedModel
 from octavo.gguf import configs, encoders, hybrids, layer_norms, mixtures, names, orders
@@ -50,29 +50,27 @@ class Architecture:
     """Layers without attention keep states; metadata count no heads there, and no MLP where none has one."""
 
 
+_VARIANTS: Final[tuple[tuple[str, str, Callable[[Metadata], object]], ...]] = (
+    ("llama", "experts", lambda meta: meta.values.get("expert_count")),
+    ("deepseek2", "sigmoid", lambda meta: meta.values.get("expert_gating_func", 1) == 2),
+    ("granitemoe", "shared", lambda meta: meta.values.get("expert_shared_feed_forward_length")),
+    ("mamba", "norms", lambda meta: meta.bool("ssm.dt_b_c_rms", False)),
+    ("olmo2", "windows", lambda meta: "attention.sliding_window" in meta.values),
+    ("falcon", "norms", lambda meta: meta.has("attn_norm_2.weight")),
+    ("granitehybrid", "rotated", lambda meta: meta.bool("rope.scaling.finetuned", True)),
+    ("bert", "joined", lambda meta: meta.has("attn_qkv.weight")),
+    ("bert", "distilled", lambda meta: "token_types.weight" not in meta.types),
+    ("jina-bert-v2", "halves", lambda meta: meta.has("ffn_gate.weight")),
+)
+"""Architectures that several families have: by name, which of them a file is where the condition holds."""
+
+
 def architecture_of(meta: Metadata) -> Architecture:
     """Return the architecture of a file. Raises UnsupportedModel, with the names of those that are there."""
     name = meta.architecture
-    if name == "llama" and meta.values.get("expert_count"):
-        name = "llama (experts)"
-    if name == "deepseek2" and meta.values.get("expert_gating_func", 1) == 2:
-        name = "deepseek2 (sigmoid)"
-    if name == "granitemoe" and meta.values.get("expert_shared_feed_forward_length"):
-        name = "granitemoe (shared)"
-    if name == "mamba" and meta.bool("ssm.dt_b_c_rms", False):
-        name = "mamba (norms)"
-    if name == "olmo2" and "attention.sliding_window" in meta.values:
-        name = "olmo2 (windows)"
-    if name == "falcon" and meta.has("attn_norm_2.weight"):
-        name = "falcon (norms)"
-    if name == "granitehybrid" and meta.bool("rope.scaling.finetuned", True):
-        name = "granitehybrid (rotated)"
-    if name == "bert" and meta.has("attn_qkv.weight"):
-        name = "bert (joined)"
-    elif name == "bert" and "token_types.weight" not in meta.types:
-        name = "bert (distilled)"
-    if name == "jina-bert-v2" and meta.has("ffn_gate.weight"):
-        name = "jina-bert-v2 (halves)"
+    variants = (kind for of, kind, is_it in _VARIANTS if of == name and is_it(meta))
+    if (variant := next(variants, None)) is not None:
+        name = f"{name} ({variant})"
     if name not in ARCHITECTURES:
         known = ", ".join(dict.fromkeys(each.partition(" ")[0] for each in ARCHITECTURES))
         raise UnsupportedModel(
@@ -80,6 +78,11 @@ def architecture_of(meta: Metadata) -> Architecture:
             "Hugging Face layout of such a model may be read"
         )
     return ARCHITECTURES[name]
+
+
+def _states(**own: Any) -> Make:
+    """Make a config that has these keys beyond the common ones, whatever the file says."""
+    return lambda meta, base: own
 
 
 _with_states = partial(Architecture, has_states=True)
@@ -106,14 +109,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama (experts)": Architecture(
         "MixtralForCausalLM", configs.turned_whole(configs.mixture), names.MIXTRAL, is_permuted=True
     ),
-    "arcee": Architecture("ArceeForCausalLM", lambda *_: {"hidden_act": "relu2"}, {}, is_permuted=True),
+    "arcee": Architecture("ArceeForCausalLM", _states(hidden_act="relu2"), {}, is_permuted=True),
     "bailingmoe": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", configs.ling, names.LING, tops=names.LING_TOPS),
     "deci": Architecture("DeciLMForCausalLM", configs.deci, {}, is_permuted=True, may_vary=True),
     "deepseek": Architecture("DeepseekForCausalLM", configs.deepseek_moe, {}, is_permuted=True),
     "dots1": Architecture("Dots1ForCausalLM", configs.glm4moe, {}),
     "exaone": Architecture("LlamaForCausalLM", configs.common, {}),
-    "bitnet": Architecture("BitNetForCausalLM", lambda *_: {"hidden_act": "silu"}, names.BITNET),
+    "bitnet": Architecture("BitNetForCausalLM", _states(hidden_act="silu"), names.BITNET),
     "internlm2": Architecture("LlamaForCausalLM", configs.common, {}, is_permuted=True),
     "minicpm": Architecture("GraniteForCausalLM", configs.minicpm, {}, is_permuted=True),
     "orion": Architecture("OrionForCausalLM", configs.partial, {}),
@@ -126,7 +129,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3vl": Architecture("Qwen3ForCausalLM", configs.sections, {}, apart=encoders.JUDGE),
     "qwen3vlmoe": Architecture("Qwen3MoeForCausalLM", configs.sections_moe, {}),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.turned_whole(configs.qwen3moe), {}),
-    "gemma": Architecture("GemmaForCausalLM", configs.gemma, {}, shift=1.0),
+    "gemma": Architecture("GemmaForCausalLM", _states(**configs.GEMMA), {}, shift=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, names.GEMMA_NAMES, shift=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, names.GEMMA_NAMES, shift=1.0),
     "gemma3n": Architecture("Gemma3nForCausalLM", configs.gemma3n, names.GEMMA3N, tops=names.GEMMA3N_TOPS),
@@ -161,11 +164,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "FalconMambaForCausalLM", hybrids.mamba, names.MAMBA, tops=names.MAMBA_TOPS, has_states=True
     ),
     "jamba": Architecture("JambaForCausalLM", hybrids.jamba, names.JAMBA, tops=names.JAMBA_TOPS, has_states=True),
-    "nemotron": Architecture("NemotronForCausalLM", configs.nemotron, {}, shift=1.0),
+    "nemotron": Architecture("NemotronForCausalLM", configs.plus(configs.partial, hidden_act="relu2"), {}, shift=1.0),
     "gemma4": Architecture("Gemma4ForCausalLM", configs.gemma4, names.GEMMA4, tops=names.GEMMA3N_TOPS, may_vary=True),
     "llama4": Architecture("Llama4ForCausalLM", configs.llama4, names.LLAMA4),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", configs.ernie_moe, names.ERNIE_MOE),
-    "apertus": Architecture("ApertusForCausalLM", configs.apertus, names.APERTUS, numbers=names.APERTUS_NUMBERS),
+    "apertus": Architecture(
+        "ApertusForCausalLM", _states(hidden_act="xielu"), names.APERTUS, numbers=names.APERTUS_NUMBERS
+    ),
     "falcon": _falcon(names.FALCON),
     "falcon (norms)": _falcon(names.FALCON_NORMS),
     "gpt2": _gpt2(orders.per_head),
@@ -191,7 +196,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         "MptForCausalLM", layer_norms.mpt, names.MPT, tops=names.MPT_TOPS, prefix="transformer.", layers="blocks"
     ),
     "phi2": Architecture("PhiForCausalLM", layer_norms.phi, names.PHI, tops=names.PHI_TOPS),
-    "jais2": Architecture("Jais2ForCausalLM", layer_norms.jais2, {}),
+    "jais2": Architecture("Jais2ForCausalLM", _states(hidden_act="relu2"), {}),
     "minicpm3": Architecture("MiniCPM3ForCausalLM", configs.minicpm3, names.LATENT),
     "afmoe": Architecture("AfmoeForCausalLM", mixtures.afmoe, names.AFMOE),
     "exaone-moe": Architecture("ExaoneMoeForCausalLM", mixtures.exaone_moe, names.EXAONE_MOE),
@@ -227,8 +232,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gemma-embedding": Architecture(
         "Gemma3TextModel", encoders.gemma_embedding, names.GEMMA_NAMES, shift=1.0, apart=encoders.DENSE
     ),
-    "eurobert": Architecture("EuroBertModel", encoders.eurobert, {}),
-    "llama-embed": Architecture("LlamaBidirectionalModel", encoders.llama_both, {}, is_permuted=True),
+    "eurobert": Architecture("EuroBertModel", _states(model_type="eurobert"), {}),
+    "llama-embed": Architecture("LlamaBidirectionalModel", _states(model_type="llama_bidirec"), {}, is_permuted=True),
     "mamba2": _with_states("Mamba2ForCausalLM", hybrids.mamba2, names.MAMBA2, tops=names.MAMBA_TOPS),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),

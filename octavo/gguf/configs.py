@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Final
 
 from octavo.gguf.metadata import Metadata
 from octavo.gguf.reader import Array
@@ -26,6 +26,11 @@ def common(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 def turned_whole(make: ConfigOf) -> ConfigOf:
     """Return `make`, which refuses what `common` does."""
     return lambda meta, base: {**common(meta, base), **make(meta, base)}
+
+
+def plus(make: ConfigOf, **own: Any) -> ConfigOf:
+    """Return `make` with keys that are the same for all files."""
+    return lambda meta, base: {**make(meta, base), **own}
 
 
 def deci(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -67,8 +72,18 @@ def qwen2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**mixture(meta, base), "norm_topk_prob": False, "shared_expert_intermediate_size": width}
 
 
-def qwen3moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {**mixture(meta, base), "norm_topk_prob": True}
+qwen3moe = plus(mixture, norm_topk_prob=True)
+
+
+def routing(meta: Metadata, *, is_normalized: bool) -> dict[str, Any]:
+    """Return how experts are chosen behind the dense layers. is_normalized: where the file does not say."""
+    return {
+        "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
+        "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
+        "norm_topk_prob": meta.bool("expert_weights_norm", is_normalized),
+        "n_group": meta.optional_int("expert_group_count") or 1,
+        "topk_group": meta.optional_int("expert_group_used_count") or 1,
+    }
 
 
 def sections(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -85,8 +100,7 @@ def sections_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**qwen3moe(meta, base), **sections(meta, base)}
 
 
-def gemma(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+GEMMA: Final[Mapping[str, Any]] = dict.fromkeys(("hidden_activation", "hidden_act"), "gelu_pytorch_tanh")
 
 
 def gemma2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -95,7 +109,7 @@ def gemma2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     scalar = base["hidden_size"] // base["num_attention_heads"] if is_largest else base["head_dim"]
     own = {"model_type": "gemma2", "query_pre_attn_scalar": scalar, "sliding_window": base["sliding_window"] or 4096}
     return {
-        **gemma(meta, base),
+        **GEMMA,
         **own,
         "attn_logit_softcapping": meta.values.get("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": meta.values.get("final_logit_softcapping", 30.0),
@@ -168,8 +182,7 @@ def deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         meta.optional_positive(f"attention.{each}_length_mla") or meta.positive(f"attention.{each}_length")
         for each in ("key", "value")
     )
-    groups = meta.optional_int("expert_group_count") or 1
-    scaling = base["rope_scaling"]
+    scaling, routed = base["rope_scaling"], routing(meta, is_normalized=False)
     if scaling is not None and "rope.scaling.yarn_log_multiplier" in meta.values:
         share = meta.float("rope.scaling.yarn_log_multiplier") * 10
         scaling = {**scaling, "mscale": share, "mscale_all_dim": share}
@@ -180,15 +193,11 @@ def deepseek(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         "qk_nope_head_dim": key - turned,
         "v_head_dim": value,
         "n_shared_experts": meta.optional_int("expert_shared_count") or None,
-        "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
-        "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
-        "norm_topk_prob": meta.bool("expert_weights_norm", False),
-        "n_group": groups,
-        "topk_group": meta.optional_int("expert_group_used_count") or 1,
+        **routed,
         "rope_scaling": scaling,
     }
     if meta.values.get("expert_gating_func", 1) != 2:
-        own["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+        own["topk_method"] = "group_limited_greedy" if routed["n_group"] > 1 else "greedy"
     return {**mixture(meta, base), **own}
 
 
@@ -227,11 +236,7 @@ def glm4moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         **partial(meta, base),
         **mixture(meta, base),
         **own,
-        "first_k_dense_replace": meta.optional_int("leading_dense_block_count") or 0,
-        "routed_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
-        "norm_topk_prob": meta.bool("expert_weights_norm", True),
-        "n_group": meta.optional_int("expert_group_count") or 1,
-        "topk_group": meta.optional_int("expert_group_used_count") or 1,
+        **routing(meta, is_normalized=True),
     }
 
 
@@ -277,10 +282,6 @@ def ernie(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {"use_bias": base["attention_bias"]}
 
 
-def nemotron(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {**partial(meta, base), "hidden_act": "relu2"}
-
-
 def gemma4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     pattern, kv, widths = (
         each.values() if isinstance(each := meta.values.get(name), Array) else None
@@ -319,15 +320,9 @@ def gemma4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         },
     }
     if not meta.optional_int("expert_count"):
-        return {**gemma(meta, base), **own}
+        return {**GEMMA, **own}
     experts = mixture(meta, base)
-    return {
-        **gemma(meta, base),
-        **own,
-        **experts,
-        "enable_moe_block": True,
-        "top_k_experts": experts["num_experts_per_tok"],
-    }
+    return {**GEMMA, **own, **experts, "enable_moe_block": True, "top_k_experts": experts["num_experts_per_tok"]}
 
 
 def llama4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -355,10 +350,6 @@ def ernie_moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         "moe_layer_start_index": meta.optional_int("leading_dense_block_count") or 0,
         "moe_layer_interval": meta.positive("interleave_moe_layer_step", 1),
     }
-
-
-def apertus(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {"hidden_act": "xielu"}
 
 
 def falcon(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:

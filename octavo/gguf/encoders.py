@@ -137,14 +137,6 @@ def dense_layers(file: GGUFFile) -> list[tuple[str, int, int]]:
     return found
 
 
-def eurobert(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {"model_type": "eurobert"}
-
-
-def llama_both(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {"model_type": "llama_bidirec"}
-
-
 def _num_types(meta: Metadata) -> int:
     """Return the kinds of tokens that have embeddings of their own; one has a table without the dimension of kinds."""
     table = meta.types.get("token_types.weight")

@@ -49,10 +49,6 @@ def phi(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**configs.partial(meta, base), "intermediate_size": _width(meta, base), "hidden_act": "gelu_new"}
 
 
-def jais2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    return {"hidden_act": "relu2"}
-
-
 def _width(meta: Metadata, base: dict[str, Any]) -> int:
     """Return the width of MLPs, which files state as four times that of the model whatever it is."""
     up = meta.types.get("blk.0.ffn_up.weight")
