@@ -228,38 +228,47 @@ class Drafter:
         guesses: dict[int, list[int]] = {span.place: [] for span in active}
         count = 0
         while active:
-            chosen = self._choices(
-                hidden, [SamplingRow(span.state, span.num_known + count, 1, count) for span in active]
-            )
+            rows = [SamplingRow(span.state, span.num_known + count, 1, count) for span in active]
+            made = self._features(count, active, hidden)
+            chosen = self._choices(made, rows, self._logits_of(count))
             pairs = [(number, token) for number, token in enumerate(chosen) if token is not None]
             for number, token in pairs:
                 guesses[active[number].place].append(token)
             pairs = [(number, token) for number, token in pairs if active[number].num_guesses > count + 1]
-            kept = [active[number] for number, _ in pairs]
-            if kept:
-                positions = [span.num_known + count for span in kept]
-                self._tokens.append([span.state.line for span in kept], positions, [token for _, token in pairs])
-                places = [at - 1 if self._is_head else at for at in positions]
-                read = (
-                    hidden[torch.tensor([number for number, _ in pairs], device=hidden.device)]
-                    if self._is_head
-                    else None
-                )
-                hidden = self._pass([span.row(at, at + 1) for span, at in zip(kept, places, strict=True)], read)
-            active = kept
+            active = [active[number] for number, _ in pairs]
+            if active:
+                positions = [span.num_known + count for span in active]
+                self._tokens.append([span.state.line for span in active], positions, [token for _, token in pairs])
+                hidden = self._behind(active, positions, [number for number, _ in pairs], made, hidden)
             count += 1
         return guesses
 
+    def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:
+        """Return what logits of guess number `count` are made of, [spans, width]."""
+        return hidden
+
+    def _logits_of(self, count: int) -> Callable[[Tensor], Tensor]:
+        """Return what makes logits of rows of `_features`."""
+        return self._model.compute_logits
+
+    def _behind(
+        self, spans: Sequence[Span], positions: Sequence[int], numbers: Sequence[int], made: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """Return the states from which the next guesses follow, [spans, hidden].
+
+        positions: of the last guesses. numbers: of the spans among those that the last features `made` are of.
+        """
+        read = hidden[torch.tensor(numbers, device=hidden.device)] if self._is_head else None
+        places = [at - 1 if self._is_head else at for at in positions]
+        return self._pass([span.row(at, at + 1) for span, at in zip(spans, places, strict=True)], read)
+
     def _choices(
-        self,
-        hidden: Tensor,
-        rows: Sequence[SamplingRow],
-        compute_logits: Callable[[Tensor], Tensor] | None = None,
+        self, hidden: Tensor, rows: Sequence[SamplingRow], logits_of: Callable[[Tensor], Tensor] | None = None
     ) -> list[int | None]:
-        """compute_logits: makes logits of rows of `hidden`; None for the model's own."""
+        """logits_of: makes logits of rows of `hidden`; None for the model's own."""
         chosen: list[int | None] = []
         for start, stop in chunks(len(rows), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = (compute_logits or self._model.compute_logits)(hidden[start:stop])
+            logits = (logits_of or self._model.compute_logits)(hidden[start:stop])
             chosen += self._choose(logits, rows[start:stop])
         return chosen
 

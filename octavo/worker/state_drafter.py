@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from octavo.attention.metadata import IntermediateTensors
 from octavo.core.step import RowOutput
-from octavo.sampling.metadata import SamplingRow
 from octavo.worker.drafter import Drafter, DrafterParts, Span
 from octavo.worker.input_batch import BatchRow
 
@@ -43,37 +42,26 @@ class StateDrafter(Drafter):
         (hidden,) = states
         return hidden[torch.tensor(places, device=hidden.device)]
 
-    def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
-        """Return the guesses by place, which follow from `hidden`, [spans, hidden]."""
-        guesses: dict[int, list[int]] = {span.place: [] for span in active}
-        for stage in range(max((span.num_guesses for span in active), default=0)):
-            self.num_passes += 1
-            made = self._features(stage, active, hidden)
-            rows = [SamplingRow(span.state, span.num_known + stage, 1, stage) for span in active]
-            chosen = self._choices(made, rows, partial(self._head.logits, stage))
-            pairs = [(number, token) for number, token in enumerate(chosen) if token is not None]
-            for number, token in pairs:
-                guesses[active[number].place].append(token)
-            pairs = [(number, token) for number, token in pairs if active[number].num_guesses > stage + 1]
-            active = [active[number] for number, _ in pairs]
-            if not active:
-                break
-            positions = [span.num_known + stage for span in active]
-            self._tokens.append([span.state.line for span in active], positions, [token for _, token in pairs])
-            read = self._head.carried(made, hidden)
-            hidden = read[torch.tensor([number for number, _ in pairs], device=read.device)]
-        return guesses
-
-    def _features(self, stage: int, spans: Sequence[Span], states: Tensor) -> Tensor:
+    def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:
         """Return what the head makes of the states before a guess and the tokens there, [spans, width]."""
-        features: Tensor = self._head.features(stage, states, self._last_tokens(spans, stage, states.device))
+        self.num_passes += 1
+        features: Tensor = self._head.features(count, hidden, self._last_tokens(spans, count, hidden.device))
         return features
 
-    def _last_tokens(self, spans: Sequence[Span], stage: int, device: torch.device) -> Tensor:
-        """Return the tokens before the guesses of a stage, int64 [spans]."""
+    def _logits_of(self, count: int) -> Callable[[Tensor], Tensor]:
+        return partial(self._head.logits, count)
+
+    def _behind(
+        self, spans: Sequence[Span], positions: Sequence[int], numbers: Sequence[int], made: Tensor, hidden: Tensor
+    ) -> Tensor:
+        read: Tensor = self._head.carried(made, hidden)
+        return read[torch.tensor(numbers, device=read.device)]
+
+    def _last_tokens(self, spans: Sequence[Span], count: int, device: torch.device) -> Tensor:
+        """Return the tokens before the guesses of this number, int64 [spans]."""
         token_ids = torch.empty(len(spans), dtype=torch.int64, device=device)
         lines = np.array([span.state.line for span in spans], dtype=np.int64)
-        positions = np.array([span.num_known - 1 + stage for span in spans], dtype=np.int64)
+        positions = np.array([span.num_known - 1 + count for span in spans], dtype=np.int64)
         self._tokens.gather(lines, positions, out=token_ids)
         return token_ids
 
@@ -84,14 +72,15 @@ class AssistantDrafter(StateDrafter):
     All guesses are made at the position of the last known token, and see what the model keeps of those before it.
     """
 
-    def _features(self, stage: int, spans: Sequence[Span], states: Tensor) -> Tensor:
+    def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:
+        self.num_passes += 1
         batch = self._builder.build([span.row(span.first, span.end) for span in spans])
         made: Tensor = self._head(
             replace(
                 batch,
-                token_ids=self._last_tokens(spans, stage, states.device),
+                token_ids=self._last_tokens(spans, count, hidden.device),
                 positions=batch.positions + 1,
-                received=IntermediateTensors(states, None),
+                received=IntermediateTensors(hidden, None),
             )
         )
         return made
