@@ -17,6 +17,7 @@ from octavo.config.draft_config import draft_config, limited
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
 from octavo.config.media_args import media_limits
+from octavo.config.own_adapters import for_own_adapters
 from octavo.config.pooling_config import PoolingConfig
 from octavo.config.read_pooling import pooling_config
 from octavo.config.schema import (
@@ -32,7 +33,6 @@ from octavo.config.schema import (
     SchedulerConfig,
 )
 from octavo.config.section import LARGEST_SIZE, Section
-from octavo.config.sounds import for_own_adapter
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speculators import with_verifier
 from octavo.config.speech import read_speech
@@ -94,7 +94,7 @@ def resolve(
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
     pooling = pooling_config(args, checkpoint)
-    args = for_own_adapter(_for_whole_prompts(args, pooling), checkpoint)
+    args = for_own_adapters(_for_whole_prompts(args, pooling), checkpoint)
     media_limits(args)
     max_model_len = _max_model_len(args, checkpoint, pooling)
     most_threads = _most_threads(args, platform)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
-from octavo.config.media_args import media_limits
 from octavo.config.section import Section
-
-if TYPE_CHECKING:
-    from octavo.config.args import EngineArgs
 
 _GRANITE: Final = ("GraniteSpeech", "GraniteSpeechPlus")
 READ_SOUND: Final = frozenset(
@@ -23,14 +17,6 @@ READ_SOUND: Final = frozenset(
     )
 )
 """Architectures whose sounds are read, with transformers."""
-_ADAPTER: Final = "adapter_config.json"
-
-
-class OwnAdapter(NamedTuple):
-    """The folder of the adapter that a checkpoint has for prompts with sounds, and the largest rank of its matrices."""
-
-    path: Path
-    rank: int
 
 
 def sound_section(checkpoint: Checkpoint) -> Section | None:
@@ -40,14 +26,15 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
     """
     if checkpoint.architecture not in READ_SOUND:
         return None
-    if _is_granite(checkpoint):
+    if is_granite(checkpoint):
         return _granite(checkpoint.stored)
     section = checkpoint.stored.section("audio_config")
     check_encoder(section)
     return section
 
 
-def _is_granite(checkpoint: Checkpoint) -> bool:
+def is_granite(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is one of Granite Speech."""
     return checkpoint.architecture.removesuffix("ForConditionalGeneration") in _GRANITE
 
 
@@ -71,27 +58,3 @@ def _granite(config: Section) -> Section:
     if projector is not None and read != width:
         raise projector.error("encoder_hidden_size", f"the width of what the encoder returns, which is {width}")
     return Section({**section.values, "window_size": size, "downsample_rate": rate}, section.where, "encoder_config.")
-
-
-def own_adapter(checkpoint: Checkpoint) -> OwnAdapter | None:
-    """Return the adapter that a checkpoint has for prompts with sounds; None for one without.
-
-    Raises CheckpointError where it is stated and not there.
-    """
-    if not _is_granite(checkpoint) or not checkpoint.stored.bool("has_lora_adapter", True):
-        return None
-    file = checkpoint.path / _ADAPTER
-    if not file.is_file():
-        raise checkpoint.stored.error(
-            "has_lora_adapter", f"false where {_ADAPTER} is not in the folder; download the model again"
-        )
-    values = read_json_object(file)
-    ranks = values.get("rank_pattern")
-    own = [each for each in ranks.values() if isinstance(each, int)] if isinstance(ranks, dict) else []
-    return OwnAdapter(checkpoint.path, max([Section(values, str(file)).positive("r", 8), *own]))
-
-
-def for_own_adapter(args: EngineArgs, checkpoint: Checkpoint) -> EngineArgs:
-    """Return the arguments with room for the adapter that a checkpoint has for its sounds. Raises CheckpointError."""
-    own = own_adapter(checkpoint) if media_limits(args)["audio"] else None
-    return args if own is None else replace(args, enable_lora=True, max_lora_rank=max(args.max_lora_rank, own.rank))

@@ -3,66 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-
-Arrays = dict[str, NDArray[Any]]
-_FILTERS: Final = range(6)
-"""Those of Pillow, by its numbers; 2 is bilinear, 3 bicubic."""
-
-
-class _Pixels(NamedTuple):
-    """How images are scaled, and pixels become numbers. of_bytes: [3, 256], what each byte of a color becomes."""
-
-    resample: int
-    of_bytes: NDArray[np.float32]
-
-    @classmethod
-    def read(
-        cls,
-        settings: Section,
-        resample: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
-    ) -> _Pixels:
-        """Read the settings of a checkpoint, with defaults. rounded: rounds what each step of normalising makes.
-
-        Raises CheckpointError or UnsupportedModel.
-        """
-        for name in ("do_resize", "do_rescale", "do_normalize", "do_pad"):
-            settings.expect(name, True)
-        scale = settings.positive_float("rescale_factor", 1 / 255)
-        given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
-        colors = [np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given]
-        of_bytes, unit = np.arange(256, dtype=np.float32)[None], np.float32(scale)
-        if rounded is None:
-            of_bytes = (of_bytes - colors[0] / unit) / (colors[1] / unit)
-        else:
-            of_bytes = rounded(rounded(rounded(of_bytes * unit) - rounded(colors[0])) / rounded(colors[1]))
-        return cls(settings.expect("resample", *_FILTERS, default=resample), of_bytes)
-
-    def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
-        """Return an image of Pillow scaled and cut into so many tiles of a size, row by row."""
-        whole = image.resize((width * columns, height * rows), self.resample)
-        corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
-        return [whole.crop((left, top, left + width, top + height)) for left, top in corners]
-
-    def array(self, image: Any) -> NDArray[np.float32]:
-        """Return float32 [3, height, width]."""
-        pixels = np.asarray(image, np.uint8).transpose(2, 0, 1)
-        return np.stack([table[color] for table, color in zip(self.of_bytes, pixels, strict=True)])
-
-
-def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the numbers that bfloat16 has, of two at the same distance the even one."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
 
 
 class Cohere2Images:
@@ -73,7 +21,7 @@ class Cohere2Images:
 
     def __init__(self, settings: Section, config: Section) -> None:
         mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self._pixels = _Pixels.read(settings, 3, mean, std)
+        self._pixels = Pixels.read(settings, 3, mean, std)
         size = settings.section("size") or Section({}, settings.where)
         self._width, self._height = size.positive("width", 512), size.positive("height", 512)
         self._most = settings.positive("max_patches", 12) if settings.bool("crop_to_patches", True) else 1
@@ -111,7 +59,7 @@ class Llama4Images:
     KNOWN: Final = frozenset({"max_patches", "resize_to_max_canvas"})
 
     def __init__(self, settings: Section, config: Section) -> None:
-        self._pixels = _Pixels.read(settings, 2, [0.5], [0.5], _to_bfloat16)
+        self._pixels = Pixels.read(settings, 2, [0.5], [0.5], to_bfloat16)
         size = settings.section("size") or Section({}, settings.where)
         self._side, self._most = size.positive("height", 336), settings.positive("max_patches", 16)
         self._is_enlarged = settings.bool("resize_to_max_canvas", False)
@@ -165,7 +113,7 @@ class Lfm2VlImages:
     KNOWN: Final = frozenset({"do_image_splitting", "max_image_tokens", "max_tiles", "min_image_tokens", "min_tiles"})
 
     def __init__(self, settings: Section, config: Section) -> None:
-        self._pixels = _Pixels.read(settings, 2, [0.5], [0.5])
+        self._pixels = Pixels.read(settings, 2, [0.5], [0.5])
         vision = config.section("vision_config") or Section({}, config.where)
         self._patch: int = settings.expect("encoder_patch_size", vision.positive("patch_size", 16), default=16)
         factor: int = settings.expect("downsample_factor", config.positive("downsample_factor", 2), default=2)
@@ -245,7 +193,7 @@ class DeepseekOcrImages:
     KNOWN: Final = frozenset({"max_patches", "min_patches"})
 
     def __init__(self, settings: Section, config: Section) -> None:
-        self._pixels = _Pixels.read(settings, 3, [0.5], [0.5])
+        self._pixels = Pixels.read(settings, 3, [0.5], [0.5])
         size = settings.section("size") or Section({}, settings.where)
         self._side, self._tile = size.positive("height", 1024), settings.positive("tile_size", 640)
         self._tiles = settings.positive("min_patches", 2), settings.positive("max_patches", 9)
@@ -288,7 +236,7 @@ class KimiImages:
     KNOWN: Final = frozenset[str]()
 
     def __init__(self, settings: Section, config: Section) -> None:
-        self._pixels = _Pixels.read(settings, 3, [0.5], [0.5])
+        self._pixels = Pixels.read(settings, 3, [0.5], [0.5])
         size = settings.section("size") or Section({}, settings.where)
         self._longest, self._most = size.positive("max_height", 512), settings.positive("max_patches", 16384)
         vision = config.section("vision_config") or Section({}, config.where)
@@ -323,20 +271,6 @@ class KimiVlImages(KimiImages):
         mean, std = (np.array(settings.values[name], np.float32).reshape(3, 1) for name in ("image_mean", "image_std"))
         of_bytes = np.arange(256, dtype=np.float32)[None] / np.float32(255)
         self._pixels = self._pixels._replace(of_bytes=(of_bytes - mean) / std)
-
-
-def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
-    """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
-    image fills half."""
-    sides = range(1, most + 1)
-    grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
-    best, closest = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        distance = abs(width / height - columns / rows)
-        fills = width * height > 0.5 * columns * rows * tile**2
-        if distance < closest or (distance == closest and fills):
-            best, closest = (columns, rows), distance
-    return best
 
 
 OWN_PROCESSORS: Final[

@@ -17,6 +17,7 @@ import numpy as np
 from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
+from octavo.config.own_adapters import own_adapter
 from octavo.config.schema import ModelConfig
 from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.core.adapter import LoRARequest
@@ -157,10 +158,20 @@ class MediaReader:
         return msgspec.structs.replace(prompt, text="".join(pieces), cuts=ends)
 
     def own_adapter(self, media: Sequence[MediaInput]) -> LoRARequest | None:
-        """Return the checkpoint's adapter that a prompt is computed with where it names none itself."""
-        if not any(each.kind == "audio" for each in media):
-            return None
-        return None if self.sounds is None else self.sounds.adapter
+        """Return the checkpoint's adapter that a prompt is computed with where it names none itself: with images and
+        sounds, that for images."""
+        brought = {each.kind for each in media}
+        return next((own for kind, own in self._own_adapters.items() if kind in brought), None) if brought else None
+
+    @cached_property
+    def _own_adapters(self) -> Mapping[str, LoRARequest]:
+        """The checkpoint's adapters by the kind of input that they are for. Raises CheckpointError."""
+        found: dict[str, LoRARequest] = {}
+        for kind in ("image", "audio"):
+            own = own_adapter(Checkpoint.of(self._model), kind) if kind in self._kinds else None
+            if own is not None:
+                found[kind] = LoRARequest(f"own-{kind}-adapter", 1, str(own.path))
+        return found
 
     def check(self, kind: str, field: str) -> None:
         """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
-from octavo.config.sounds import own_adapter
-from octavo.core.adapter import LoRARequest
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal import gemma_sounds
@@ -87,9 +85,6 @@ class SoundPrompts:
             self._most_vectors = max(max_num_batched_tokens, half_minute)
         self.sampling_rate = self._log_mel.sampling_rate
         """Samples per second that the encoder's spectrograms are made of."""
-        own = own_adapter(checkpoint)
-        self.adapter = None if own is None else LoRARequest(_OWN_ADAPTER, 1, str(own.path))
-        """The checkpoint's adapter for prompts with sounds."""
 
     def open(self) -> None:
         """Import what reads sounds."""
@@ -334,7 +329,6 @@ def _num_convolved(num_frames: int) -> int:
     return whole * -(-_CHUNK // 8) + -(-rest // 8)
 
 
-_OWN_ADAPTER: Final = "own-speech-adapter"
 _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16

@@ -1,0 +1,52 @@
+"""Adapters that a checkpoint has in its own folder, for prompts that bring more than text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.media_args import media_limits
+from octavo.config.section import Section
+from octavo.config.sounds import is_granite
+
+if TYPE_CHECKING:
+    from octavo.config.args import EngineArgs
+
+_FILE: Final = "adapter_config.json"
+_KINDS: Final = ("image", "audio")
+
+
+class OwnAdapter(NamedTuple):
+    """The folder of an adapter, and the largest rank of its matrices."""
+
+    path: Path
+    rank: int
+
+
+def own_adapter(checkpoint: Checkpoint, kind: str) -> OwnAdapter | None:
+    """Return the adapter that a checkpoint has for prompts with inputs of a kind; None for one without.
+
+    Raises CheckpointError where it is stated and not there.
+    """
+    stored = checkpoint.stored
+    if kind != "audio" or not is_granite(checkpoint) or not stored.bool("has_lora_adapter", True):
+        return None
+    file = checkpoint.path / _FILE
+    if not file.is_file():
+        raise stored.error("has_lora_adapter", f"false where {_FILE} is not in the folder; download the model again")
+    values = read_json_object(file)
+    ranks = values.get("rank_pattern")
+    own = [each for each in ranks.values() if isinstance(each, int)] if isinstance(ranks, dict) else []
+    return OwnAdapter(file.parent, max([Section(values, str(file)).positive("r", 8), *own]))
+
+
+def for_own_adapters(args: EngineArgs, checkpoint: Checkpoint) -> EngineArgs:
+    """Return the arguments with room for the adapters that a checkpoint has for what prompts bring. Raises
+    CheckpointError."""
+    limits = media_limits(args)
+    found = [own for kind in _KINDS if limits[kind] and (own := own_adapter(checkpoint, kind)) is not None]
+    if not found:
+        return args
+    return replace(args, enable_lora=True, max_lora_rank=max(args.max_lora_rank, *(own.rank for own in found)))

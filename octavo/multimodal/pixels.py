@@ -1,0 +1,79 @@
+"""Images of Pillow as arrays of numbers, and the grids of tiles into which they are cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.section import Section
+
+Arrays = dict[str, NDArray[Any]]
+_FILTERS: Final = range(6)
+"""Those of Pillow, by its numbers; 2 is bilinear, 3 bicubic."""
+
+
+class Pixels(NamedTuple):
+    """How images are scaled, and pixels become numbers. of_bytes: [3, 256], what each byte of a color becomes."""
+
+    resample: int
+    of_bytes: NDArray[np.float32]
+
+    @classmethod
+    def read(
+        cls,
+        settings: Section,
+        resample: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
+    ) -> Pixels:
+        """Read the settings of a checkpoint, with defaults. rounded: rounds what each step of normalising makes.
+
+        Raises CheckpointError or UnsupportedModel.
+        """
+        for name in ("do_resize", "do_rescale", "do_normalize", "do_pad"):
+            settings.expect(name, True)
+        scale = settings.positive_float("rescale_factor", 1 / 255)
+        given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
+        colors = [np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given]
+        of_bytes, unit = np.arange(256, dtype=np.float32)[None], np.float32(scale)
+        if rounded is None:
+            of_bytes = (of_bytes - colors[0] / unit) / (colors[1] / unit)
+        else:
+            of_bytes = rounded(rounded(rounded(of_bytes * unit) - rounded(colors[0])) / rounded(colors[1]))
+        return cls(settings.expect("resample", *_FILTERS, default=resample), of_bytes)
+
+    def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
+        """Return an image of Pillow scaled and cut into so many tiles of a size, row by row."""
+        whole = image.resize((width * columns, height * rows), self.resample)
+        corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
+        return [whole.crop((left, top, left + width, top + height)) for left, top in corners]
+
+    def array(self, image: Any) -> NDArray[np.float32]:
+        """Return float32 [3, height, width]."""
+        pixels = np.asarray(image, np.uint8).transpose(2, 0, 1)
+        return np.stack([table[color] for table, color in zip(self.of_bytes, pixels, strict=True)])
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the numbers that bfloat16 has, of two at the same distance the even one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
+    """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
+    image fills half."""
+    sides = range(1, most + 1)
+    grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
+    best, closest = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        fills = width * height > 0.5 * columns * rows * tile**2
+        if distance < closest or (distance == closest and fills):
+            best, closest = (columns, rows), distance
+    return best
