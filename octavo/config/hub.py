@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
-from octavo.config.checkpoint import CONFIG, model_file
+from octavo.config.checkpoint import CONFIG, model_file, read_json_object
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
+from octavo.config.released_phi4 import adapter_files
 from octavo.config.sentence_modules import listed_modules
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
@@ -277,6 +278,9 @@ def _download(
     folders = [each.relative_to(path) for _, each in listed_modules(path) or () if each != path]
     if folders:
         fetch([f"{folder}/{file}" for folder in folders for file in _MODULE_FILES], same, ())
+    config = path / CONFIG
+    if with_weights and config.is_file() and (adapter := adapter_files(read_json_object(config))):
+        fetch(adapter, same, ())
     for patterns in _WEIGHT_FILES if with_weights else ():
         path = fetch(patterns, same)
         if any(path.glob(patterns[0])):

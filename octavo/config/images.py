@@ -10,6 +10,8 @@ from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
+from octavo.config.released_phi4 import PHI4, phi4_settings
+from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
 
 READ_IMAGES: Final = frozenset(
@@ -23,7 +25,7 @@ READ_IMAGES: Final = frozenset(
         *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
         *("HunYuanVL", "HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama"),
     )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED}
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
@@ -55,7 +57,7 @@ _FIXED: Final = {
     "Ovis2ForConditionalGeneration": 224,
     "PaliGemmaForConditionalGeneration": 224,
     "SmolVLMForConditionalGeneration": 224,
-    QIANFAN: 448,
+    **dict.fromkeys((PHI4, PHI4_RELEASED, QIANFAN), 448),
 }
 """Architectures whose encoders read images of one size, and that size where their configs leave it out."""
 _CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava"))
@@ -110,6 +112,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         elif checkpoint.architecture == KIMI and "in_token_limit" in values:
             values = dict(kimi_vl_settings(Section(values, str(file))))
         found = values.get("image_processor", values)
+        if checkpoint.architecture in (PHI4, PHI4_RELEASED) and isinstance(found, dict) and "dynamic_hd" in found:
+            found = dict(phi4_settings(Section(found, str(file))))
         if isinstance(found, dict):
             found = {name: value for name, value in found.items() if value is not None or name not in _NEEDED}
         if isinstance(found, dict) and "image_processor_type" in found:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
+from octavo.config.released_phi4 import IMAGE_ADAPTER, PHI4, RELEASED
 from octavo.config.section import Section
 from octavo.config.sounds import is_granite
 
@@ -31,11 +33,16 @@ def own_adapter(checkpoint: Checkpoint, kind: str) -> OwnAdapter | None:
     Raises CheckpointError where it is stated and not there.
     """
     stored = checkpoint.stored
-    if kind != "audio" or not is_granite(checkpoint) or not stored.bool("has_lora_adapter", True):
+    file, key, absent = checkpoint.path / _FILE, "has_lora_adapter", "false"
+    if checkpoint.architecture in (PHI4, RELEASED):
+        file, key, absent = checkpoint.path / IMAGE_ADAPTER / _FILE, "vision_lora", "null"
+        if kind != "image" or stored.values.get(key, True) is None or image_settings(checkpoint) is None:
+            return None
+    elif kind != "audio" or not is_granite(checkpoint) or not stored.bool(key, True):
         return None
-    file = checkpoint.path / _FILE
     if not file.is_file():
-        raise stored.error("has_lora_adapter", f"false where {_FILE} is not in the folder; download the model again")
+        name = file.relative_to(checkpoint.path)
+        raise stored.error(key, f"{absent} where {name} is not in the folder; download the model again")
     values = read_json_object(file)
     ranks = values.get("rank_pattern")
     own = [each for each in ranks.values() if isinstance(each, int)] if isinstance(ranks, dict) else []

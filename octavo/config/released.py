@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
+from octavo.config.released_phi4 import PHI4, phi4_layout
+from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
 
 _QWEN2: Final[Mapping[str, Any]] = {
@@ -96,6 +98,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return intern_layout(config, where)
     if isinstance(names, list) and len(names) == 1 and str(names[0]) in RELEASED:
         return kimi_layout(config, where)
+    if names in ([PHI4], [PHI4_RELEASED]):
+        return phi4_layout(config, where)
     if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
         return config
     section = Section(config, where)

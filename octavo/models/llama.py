@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.layers.elementwise import OPERATOR_OF
@@ -266,11 +266,12 @@ class Phi3ForCausalLM(GatedDecoder):
 
 
 class Phi4MMForCausalLM(Phi3ForCausalLM):
-    """Phi-4-multimodal: Phi-4-mini, beside which are encoders, and adapters for what these make, which are not read.
+    """Phi-4-multimodal: Phi-4-mini, beside which are encoders, and adapters for what these make.
 
     Source: https://arxiv.org/abs/2503.01743.
     """
 
+    READER: ClassVar = ("phi4_encoder", "Phi4Reader")
     IGNORED = (*Phi3ForCausalLM.IGNORED, r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight")
 
     def own_name(self, name: str) -> str:

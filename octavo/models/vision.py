@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any, ClassVar, Final
@@ -15,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
@@ -32,6 +34,7 @@ _TEXT_MODELS: Final = ("language_model", "text_model")
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
 _LIBRARY: Final = {
     "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
+    RELEASED: PHI4,
     **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
@@ -51,6 +54,8 @@ _WIDTHS: Final = {
     "PaliGemmaForConditionalGeneration": "projection_dim",
 }
 """The key for the width of an encoder's vectors, where it has another name."""
+_CLASS: Final = re.compile(r"For[A-Z]\w+$")
+"""What classes of transformers are called behind the name of their config."""
 
 
 class ImageReader(DecoderStack):
@@ -80,7 +85,7 @@ class ImageReader(DecoderStack):
         is_dots = cls.ARCHITECTURE == _DOTS_OCR
         # of InternVL's text models transformers lacks some
         changes = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
-        name = f"{cls.library_name().removesuffix(_CLASS)}Config"
+        name = f"{_CLASS.sub('', cls.library_name())}Config"
         library = read_encoder(c) if is_dots else library_config(c, name, changes if cls.ARCHITECTURE in INTERN else {})
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
@@ -201,9 +206,6 @@ def _indicated(tiles: Tensor, indicators: Tensor, rows: int, columns: int) -> Te
         behind = () if place == rows * columns else (between if place % columns else line_end,)
         made += [tile, *behind]
     return torch.cat([*made, end])
-
-
-_CLASS: Final = "ForConditionalGeneration"
 
 
 def _without(architecture: str, config: Any, names: Iterable[str]) -> Any:

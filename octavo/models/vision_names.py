@@ -114,6 +114,17 @@ _GEMMA_UNIFIED: Final = (
 )
 
 
+_PHI4: Final = tuple(
+    (re.compile(rf"^((?:model\.)?embed_tokens_extend\.image_embed\.){old}"), rf"\1{own}")
+    for old, own in (
+        (r"img_projection\.0\.", "img_projection_up."),
+        (r"img_projection\.2\.", "img_projection_down."),
+        (r"glb_GN$", "global_img_feature_extensor"),
+        (r"sub_GN$", "sub_img_feature_extensor"),
+    )
+)
+
+
 _LFM3: Final = tuple(
     (re.compile(rf"^((?:model\.)?vision_tower\..*){old}"), rf"\1{own}")
     for old, own in (
@@ -128,7 +139,7 @@ def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
-    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN}
+    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

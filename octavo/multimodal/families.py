@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_phi4 import PHI4
+from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
 from octavo.multimodal.family import Arrays, Context, Family, first_positive
 
@@ -283,6 +285,17 @@ def _kimi(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (int(arrays["image_grid_thw"][0].prod()) // math.prod(sides))
 
 
+def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of all tiles together, without what fills them up, and of the whole image, each with a vector for its end,
+    and one between them."""
+    mask = arrays["image_attention_mask"][0][:, ::2, ::2]
+    tile = len(mask[0])
+    rows, columns = (int(each) // _vision(context).positive("image_size", 448) for each in arrays["image_sizes"][0])
+    grid = mask[1:].reshape(rows, columns, tile, tile)
+    height, width = int(grid[:, 0, :, 0].sum()), int(grid[0, :, 0].sum())
+    return [token] * (height * (width + 1) + 1 + tile * (tile + 1))
+
+
 def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
     vision = _vision(context)
     side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
@@ -346,6 +359,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=_paligemma_prompt),
+    **dict.fromkeys(
+        (PHI4, PHI4_RELEASED), Family(_phi4, ("image_pixel_values", "image_attention_mask", "image_sizes"))
+    ),
     "Qwen2VLForConditionalGeneration": _QWEN,
     "Qwen2_5OmniForConditionalGeneration": _QWEN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,

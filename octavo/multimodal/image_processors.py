@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
+from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
 
 
@@ -274,7 +275,7 @@ class KimiVlImages(KimiImages):
 
 
 OWN_PROCESSORS: Final[
-    Mapping[str, type[Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images]]
+    Mapping[str, type[Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images | Phi4Images]]
 ] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
@@ -282,5 +283,6 @@ OWN_PROCESSORS: Final[
     "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
+    "Phi4MultimodalImageProcessor": Phi4Images,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -39,6 +39,15 @@ def hub() -> Iterator[FakeHub]:
             b'{"type": "a.Dense", "path": "2_Dense"}]',
             **dict.fromkeys(("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"), b"{}"),
         },
+        "someone/adapted": {
+            **BOTH,
+            "config.json": b'{"architectures": ["Phi4MMForCausalLM"]}',
+            **{
+                f"{kind}-lora/{name}": b"{}"
+                for kind in ("speech", "vision")
+                for name in ("adapter_config.json", "adapter_model.safetensors", "README.md")
+            },
+        },
         "someone/model-GGUF": {
             "model-q4_0.gguf": b"GGUF",
             "model-Q4_K_M.gguf": b"GGUF4",
@@ -69,6 +78,15 @@ def test_folders_of_modules_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
         *("modules.json", "model.safetensors", "1_Pooling/config.json"),
         *("2_Dense/config.json", "2_Dense/model.safetensors"),
     }
+
+
+def test_the_adapter_for_images_is_fetched_with_the_weights(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/adapted", endpoint=hub.address, cache_dir=tmp_path, with_weights=False)
+    assert not (path / "vision-lora").exists()
+    path = locate("someone/adapted", endpoint=hub.address, cache_dir=tmp_path)
+    found = {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
+    adapter = {f"vision-lora/adapter_{each}" for each in ("config.json", "model.safetensors")}
+    assert found == {*TEXT, "model.safetensors", *adapter}
 
 
 def test_archives_are_fetched_only_where_there_is_nothing_better(hub: FakeHub, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ MANY_BLOCKS = ("deepseek_ocr2", "lfm", "minicpm", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""
-WHOLE = ("gemma3", "gemma4", "llava", "mllama", "paligemma", "qwen3_vl")
+WHOLE = ("gemma3", "gemma4", "llava", "mllama", "paligemma", "phi4_multimodal", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
 
 

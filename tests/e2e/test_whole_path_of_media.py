@@ -1,4 +1,4 @@
-"""Gemma 4 12B and Kimi-VL from disk to the answers of a server, with images and sounds that clients really send."""
+"""Gemma 4 12B, Kimi-VL and Phi-4-multimodal from disk to a server's answers, with media that clients really send."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from PIL import Image
 
 from octavo import LLM, SamplingParams
 from tests.fakes.hearing import make_hearing_checkpoint
+from tests.fakes.phi4 import as_released as released_phi4
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.models.test_released_kimi import as_released
 from tests.server.raw import ask
@@ -52,6 +53,7 @@ class Running(NamedTuple):
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "gemma4_unified": lambda path: make_hearing_checkpoint("gemma4_unified", path),
     "kimi_vl": lambda path: as_released(make_vision_checkpoint("kimi_k25", path)),
+    "phi4_multimodal": lambda path: released_phi4(make_vision_checkpoint("phi4_multimodal", path)),
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.checkpoints import rename_tensors
+from tests.fakes.phi4 import merge_adapter, write_adapter
 from tests.fakes.vision_families import FAMILIES
 from tests.fakes.vision_sizes import SPECIALS
 
@@ -60,6 +61,8 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
     written = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**written, "architectures": [architecture]}))
     _write_tokenizer(path)
+    if architecture.startswith("Phi4"):
+        write_adapter(model, path)
     return path
 
 
@@ -87,6 +90,8 @@ def load_vision_oracle(path: Path, architecture: str) -> Any:
     if architecture.startswith("Llama4"):
         # transformers 5.24 reads this of what its text model returns, which lacks it
         oracle.language_model.register_forward_hook(lambda *call: setattr(call[2], "image_outputs", None))
+    if architecture.startswith("Phi4"):
+        merge_adapter(oracle, path)
     if architecture.startswith("Mllama"):
         _hide_unseen(oracle)
     return oracle

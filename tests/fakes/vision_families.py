@@ -360,6 +360,21 @@ def _ovis2() -> tuple[Any, Any]:
     return config, tf.Ovis2ImageProcessorPil(size=SIDE, crop_to_patches=True, max_patches=4)
 
 
+def _phi4_multimodal() -> tuple[Any, Any]:
+    audio = {"hidden_size": 16, "intermediate_size": 8, "num_blocks": 1, "num_attention_heads": 1}
+    audio |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8}
+    tower = {**TOWER, "crop_size": 56, "image_token_id": IMAGE}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    config = tf.Phi4MultimodalConfig(
+        **NO_HEAD_DIM,
+        rope_parameters=rope,
+        tie_word_embeddings=False,
+        vision_config=tower,
+        audio_config={**audio, "audio_token_id": VIDEO},
+    )
+    return config, Settings("Phi4MultimodalImageProcessorFast", size=SIDE, dynamic_hd=4)
+
+
 def _cohere2_vision() -> tuple[Any, Any]:
     # transformers' class leaves logit_scale out, which the text model alone has
     own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "logit_scale": 1.0}
@@ -385,6 +400,7 @@ FAMILIES = {
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
+    "phi4_multimodal": (_phi4_multimodal, "Phi4MultimodalForCausalLM"),
     "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),
     "cohere2_vision": (_cohere2_vision, "Cohere2VisionForConditionalGeneration"),

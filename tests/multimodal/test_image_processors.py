@@ -12,6 +12,8 @@ from PIL import Image
 
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
+from octavo.multimodal.families import FAMILIES
+from octavo.multimodal.family import Context
 from octavo.multimodal.image_processors import (
     OWN_PROCESSORS,
     Cohere2Images,
@@ -20,6 +22,7 @@ from octavo.multimodal.image_processors import (
     Lfm2VlImages,
     Llama4Images,
 )
+from octavo.multimodal.phi4_images import Phi4Images
 from tests.fakes.vision import image
 
 # by width and height: Cohere 2's tiles; LFM2-VL's columns and rows of tiles, and patches of the whole image
@@ -141,6 +144,82 @@ def test_images_of_kimi_are_scaled_down_to_their_limits_and_filled_up(
     assert np.abs(whole[:, :height, :width] - own).max() < 1e-6
     assert (whole[:, height:] == -1).all()
     assert (whole[:, :, width:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "scaled_to"),
+    [
+        ((40, 40), (1, 1), (448, 448)),
+        ((900, 500), (3, 2), (1344, 746)),
+        ((448, 449), (1, 2), (448, 449)),
+        ((1500, 3000), (3, 6), (1344, 2688)),
+        ((60, 2600), (1, 6), (62, 2688)),
+    ],
+)
+def test_images_of_phi_4_are_scaled_into_a_grid_and_filled_up_with_white(
+    size: tuple[int, int], grid: tuple[int, int], scaled_to: tuple[int, int]
+) -> None:
+    given, (columns, rows) = image(2, *size), grid
+    made = Phi4Images(section(max_patches=18), section())([given], "np")
+    assert made["image_sizes"].tolist() == [[rows * 448, columns * 448]]
+    [tiles], [mask] = made["image_pixel_values"], made["image_attention_mask"]
+    whole = tiles[1:].reshape(rows, columns, 3, 448, 448).transpose(2, 0, 3, 1, 4).reshape(3, rows * 448, columns * 448)
+    width, height = scaled_to
+    own = np.asarray(given.resize(scaled_to, 2), np.float32).transpose(2, 0, 1) / 127.5 - 1
+    assert np.abs(whole[:, :height, :width] - own).max() < 1e-6
+    assert np.abs(whole[:, height:] - 1).max(initial=0) < 1e-6
+    assert np.abs(whole[:, :, width:] - 1).max(initial=0) < 1e-6
+    seen = mask[1:].reshape(rows, columns, 32, 32).transpose(0, 2, 1, 3).reshape(rows * 32, columns * 32)
+    filled = [(side * 448 - length) // 14 for side, length in ((rows, height), (columns, width))]
+    assert seen.any(1).sum() == rows * 32 - filled[0]
+    assert seen.any(0).sum() == columns * 32 - filled[1]
+    assert mask[0].all()
+    small = torch.nn.functional.interpolate(torch.from_numpy(whole)[None], (448, 448), mode="bicubic")[0].numpy()
+    assert np.abs(tiles[0] - small).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ((40, 40), 545),
+        ((900, 500), 1596),
+        ((448, 449), 562),
+        ((60, 2600), 657),
+        ((3000, 300), 1629),
+        ((4000, 3000), 3393),
+    ],
+)
+def test_prompts_have_as_many_tokens_for_an_image_of_phi_4_as_transformers_says(
+    size: tuple[int, int], count: int
+) -> None:
+    made = Phi4Images(section(), section())([Image.new("RGB", size)], "np")
+    context = Context(section(), {}, lambda text: [])
+    assert FAMILIES["Phi4MMForCausalLM"].tokens(context, 5, made) == [5] * count
+
+
+def test_images_of_phi_4_are_filled_up_to_the_most_tiles() -> None:
+    config = section(vision_config={"image_size": 28, "patch_size": 7})
+    made = Phi4Images(section(max_patches=4), config)([image(0, 28, 28), image(1, 56, 28)], "np")
+    alone = Phi4Images(section(max_patches=4), config)([image(0, 28, 28)], "np")
+    assert made["image_pixel_values"].shape == (2, 3, 3, 28, 28)
+    assert np.array_equal(made["image_pixel_values"][:1, :2], alone["image_pixel_values"])
+    assert not made["image_pixel_values"][0, 2].any()
+    assert made["image_attention_mask"][0, 2].all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "vision", "said"),
+    [
+        ({}, {"crop_size": 336}, "crop_size is 336, expected image_size, which is 448"),
+        ({}, {"image_size": 434}, "image_size is 434, expected a multiple of two patches, which are 28 pixels"),
+        ({"patch_size": 16}, {}, "patch_size is 16, expected 14"),
+    ],
+)
+def test_sizes_of_phi_4_that_do_not_fit_are_refused(
+    settings: dict[str, Any], vision: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OctavoError, match=said):
+        Phi4Images(section(**settings), section(vision_config=vision))
 
 
 def test_an_image_far_longer_than_wide_keeps_a_row_of_pixels() -> None:

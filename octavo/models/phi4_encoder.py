@@ -1,0 +1,113 @@
+"""What Phi-4-multimodal reads images with: SigLIP by tiles, of whose vectors four neighbours become one.
+
+The rows of all tiles together, without what fills them up, come first, each with a vector for its end; then one vector,
+and the rows of the whole image. Prompts with images are computed with an adapter of the checkpoint.
+Source: https://arxiv.org/abs/2503.01743.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+from octavo.distributed.mesh import Mesh
+from octavo.models.config import DecoderConfig
+from octavo.models.vision import ImageReader
+
+_TOWER = r"embed_tokens_extend\.image_embed\.img_processor"
+
+
+class _Encoder(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
+
+        embed: Any = phi4.Phi4MultimodalImageEmbedding(library)
+        tower = embed.img_processor
+        del tower.head, tower.post_layernorm
+        tower.encoder.layers = tower.encoder.layers[: num_layers_read(library)]
+        self.embed_tokens_extend = nn.ModuleDict({"image_embed": embed})
+
+    def forward(self, pixels: Tensor, mask: Tensor, size: Tensor) -> Tensor:
+        """pixels [tiles, 3, side, side], the whole image first; mask [tiles, rows, columns], 1 for patches of the
+        image; size (height, width) of the grid of tiles → [vectors, hidden]."""
+        embed: Any = self.embed_tokens_extend["image_embed"]
+        seen = self._seen(embed.img_processor, pixels, mask.bool())
+        side = seen.shape[1]
+        rows, columns = (int(each) // pixels.shape[-1] for each in size)
+        width = seen.shape[-1]
+        grid = seen[1:].view(rows, columns, side, side, width).transpose(1, 2)
+        # patches of the image are those on the upper left
+        kept = mask[1:, ::2, ::2].view(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
+        grid = grid.reshape(rows * side, columns * side, width)[: int(kept[:, 0].sum()), : int(kept[0].sum())]
+        line_end = embed.sub_img_feature_extensor[0]
+        lines = [torch.cat([each, line_end.expand(len(each), 1, width)], 1).view(-1, width) for each in (grid, seen[0])]
+        vectors = torch.cat([lines[0], embed.global_img_feature_extensor[0], lines[1]])
+        return embed.img_projection_down(F.gelu(embed.img_projection_up(vectors)))
+
+    def _seen(self, tower: Any, pixels: Tensor, mask: Tensor) -> Tensor:
+        """Return [tiles, rows, columns, width] of two patches by two."""
+        x = tower.embeddings(pixel_values=pixels, patch_attention_mask=mask)
+        # a tile without patches of the image is left out behind the encoder
+        read = (mask | ~mask.any((1, 2), keepdim=True)).flatten(1)[:, None, None]
+        for layer in tower.encoder.layers:
+            x = layer(x, read.expand(-1, 1, x.shape[1], -1))
+        x = x.view(*mask.shape, -1).permute(0, 3, 1, 2)
+        return F.avg_pool2d(x, 2).permute(0, 2, 3, 1)
+
+
+def num_layers_read(library: Any) -> int:
+    """Return the layers of the tower up to the one whose vectors are read."""
+    layer, depth = library.vision_config.feature_layer, library.vision_config.num_hidden_layers
+    return int(layer if layer >= 0 else depth + 1 + layer)
+
+
+class Phi4Reader(ImageReader):
+    """What the text model becomes one that reads images with."""
+
+    encoder: _Encoder
+    UNUSED = ()
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config = super().read(c)
+        vision = c.stored.section("vision_config") or Section({}, c.where)
+        depth = config.library.vision_config.num_hidden_layers
+        if not 0 <= num_layers_read(config.library) <= depth:
+            raise vision.error("feature_layer", f"a layer of the encoder, which has {depth}")
+        return config
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
+        super().__init__(c, mesh, *arguments, **named)
+        depth = c.library.vision_config.num_hidden_layers
+        unread = "|".join(map(str, range(num_layers_read(c.library), depth)))
+        self.IGNORED = (  # type: ignore[misc]
+            *ImageReader.IGNORED,
+            r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight",
+            r"embed_tokens_extend\.audio_embed\..*",
+            rf"{_TOWER}\.(?:head|post_layernorm)\..*",
+            rf"{_TOWER}\.encoder\.layers\.(?:{unread})\..*",
+        )
+
+    def _make_encoder(self, library: Any) -> nn.Module:
+        return _Encoder(library)
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of an image.
+
+        arrays: image_pixel_values [1, tiles, 3, side, side], image_attention_mask [1, tiles, rows, columns] of patches
+        and image_sizes [1, (height, width)].
+        """
+        pixels, mask, sizes = (
+            arrays[name][0] for name in ("image_pixel_values", "image_attention_mask", "image_sizes")
+        )
+        self.fill(pixels.device)
+        dtype = next(self.encoder.parameters()).dtype
+        made: Tensor = self.encoder(pixels.to(dtype), mask, sizes)
+        return made
