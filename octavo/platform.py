@@ -37,7 +37,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     instruction_sets: tuple[str, ...]
     native_module: str | None
-    """Who compiled octavo._native, or None where it is absent and plain torch does all the work."""
+    """The compiler of octavo._native; None where it is absent and plain torch does all the work."""
     has_gpu: bool = False
     """Whether a GPU of NVIDIA is to be expected. Whether it can be used is known when PyTorch is imported."""
 

@@ -119,7 +119,7 @@ class IntermediateTensors(NamedTuple):
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """Those of the tensors that there are."""
+        """The tensors, without a residual that is None."""
         return (self.hidden,) if self.residual is None else (self.hidden, self.residual)
 
 

@@ -231,7 +231,7 @@ def _file_of(text: str) -> Path:
 
 
 _MOST_IMAGE_BYTES: Final = 20 << 20
-"""Of a file; models are given no larger images."""
+"""Most bytes of an image file; models are given no larger images."""
 
 
 def image_part(path: Path) -> dict[str, Any]:

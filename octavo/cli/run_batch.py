@@ -30,7 +30,7 @@ _MOST_OPEN: Final = 512
 """Lines that are read ahead of the first one whose result is not written yet."""
 _MOST_LINE_BYTES: Final = 32 << 20
 _MOST_OPEN_BYTES: Final = 256 << 20
-"""Of these lines together."""
+"""Most bytes of these lines together."""
 
 
 class _Line(msgspec.Struct):

@@ -58,7 +58,7 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
         from octavo.engine.input_processor import open_tokenizer
         from octavo.engine.llm_engine import LLMEngine, in_process_config
 
-        config = in_process_config(args)  # what is wrong with the arguments is told before torch is imported
+        config = in_process_config(args)  # wrong arguments are refused before torch is imported
         if prompt == "" and not open_tokenizer(config.model)[0].encode(prompt):
             raise InvalidRequest(
                 'the prompt is empty; give one, as in octavo run "Once upon a time", or a text at standard input',

@@ -10,7 +10,7 @@ from octavo.config.speech import read_speech
 from octavo.errors import ConfigError
 
 _NAMES: Final = ("word_embed_proj_dim", "n_embd", "hidden_size")
-"""Those of OPT, whose layers may be wider, and of GPT-2 come first."""
+"""Keys of the width, in the order in which they are looked for: OPT's layers may be wider than its embeddings."""
 
 
 def embedding_size(checkpoint: Checkpoint, pooling: PoolingConfig | None) -> int:

@@ -21,7 +21,7 @@ _LENGTHS: Final = ("image_size", "window_size", "max_source_positions")
 _LONGEST: Final = 1 << 16
 """More pixels, frames or positions would take all memory."""
 _LARGEST: Final = 1 << 22
-"""Of other sizes: norms are tried with rows of their width before they are compared with tensors."""
+"""Largest value of other sizes: norms are tried with rows of their width before they are compared with tensors."""
 _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
 
 

@@ -29,10 +29,10 @@ READ_IMAGES: Final = frozenset(
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
-"""Those where all tokens of a prompt attend to each other."""
+"""Architectures in which all tokens of a prompt attend to each other."""
 
 MOST_CROSS_IMAGES: Final = 4
-"""Of one prompt, where layers read them through caches: so many have room there."""
+"""Most images of one prompt where layers read them through caches, which have room for so many."""
 
 _RENAMED: Final = {
     (GEMMA_UNIFIED, "Gemma4UnifiedImageProcessor"): "Gemma4ImageProcessor",

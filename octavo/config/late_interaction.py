@@ -16,7 +16,7 @@ from octavo.config.pooling_config import DenseModule, LateInteraction
 from octavo.config.section import Section
 
 ARCHITECTURES: Final = ("HF_ColBERT", "ColBERTModel")
-"""Those that have the dense layer among the weights of the encoder."""
+"""Architectures that have the dense layer among the weights of the encoder."""
 _METADATA: Final = "artifact.metadata"
 _PUNCTUATION: Final = tuple(string.punctuation)
 

@@ -66,7 +66,7 @@ def kimi_settings(settings: Section) -> Mapping[str, Any]:
 
 
 def kimi_vl_settings(settings: Section) -> Mapping[str, Any]:
-    """Likewise, of Kimi-VL, whose images may have any number of patches on a side."""
+    """Return the settings of Kimi-VL's image processor, whose images may have any number of patches on a side."""
     settings.expect("pad_input", True, default=False)
     settings.expect("merge_kernel_size", [2, 2])
     if absent := [name for name in ("image_mean", "image_std") if settings.values.get(name) is None]:

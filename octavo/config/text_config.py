@@ -122,11 +122,11 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")
-"""Those whose heads are their embeddings, unless the whole config says otherwise."""
+"""Types of models whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-"""Those whose whole config alone says whether the two are one: that of the text model has a default that is not so."""
+"""Types of models whose whole config alone says whether they are: the default of the text model's config is wrong."""
 _STRETCHED: Final = frozenset({"apertus", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
-"""Those whose rotations are not plain by default, which every published config states."""
+"""Types of models whose rotations are not plain by default; every published config states them."""
 
 
 def of_thinker(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:

@@ -303,7 +303,7 @@ class RequestTimeline(msgspec.Struct, kw_only=True):
     events: list[tuple[float, str]]
     tenant: str | None = None
     replica: int | None = None
-    """As in `Decision`."""
+    """Where there are several, the number of the replica; the front sets it."""
 
 
 class StepTimes(msgspec.Struct):

@@ -21,7 +21,7 @@ CLASSIFY: Final = "classify"
 TOKEN_EMBED: Final = "token_embed"
 TOKEN_CLASSIFY: Final = "token_classify"
 TOKEN_TASKS: Final = (TOKEN_EMBED, TOKEN_CLASSIFY)
-"""Those that make a row of values of each token."""
+"""Tasks that make a row of values of each token."""
 TASKS: Final = (EMBED, CLASSIFY, *TOKEN_TASKS)
 
 

@@ -18,7 +18,7 @@ _SPECIAL: Final = (
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
     *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
-"""Those of files that list none, from id 0 on."""
+"""Special tokens of files that list none, from id 0 on."""
 _TEMPLATE: Final = """\
 {%- set left = namespace(tools=tools) %}{{ bos_token }}{% for message in messages %}\
 {% set said %}{% if message.content %}{% for part in message.content %}\
@@ -33,7 +33,7 @@ _TEMPLATE: Final = """\
 {% endfor %}{{ eos_token }}{% else %}\
 {% if left.tools %}[AVAILABLE_TOOLS]{{ left.tools | tojson }}[/AVAILABLE_TOOLS]{% set left.tools = none %}{% endif %}\
 [INST]{{ said }}[/INST]{% endif %}{% endfor %}"""
-"""Of version 13, which writes tools before the first message of a user and names no calls."""
+"""The template of version 13, which writes tools before the first message of a user and names no calls."""
 
 
 def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,7 +21,7 @@ PATTERN: Final = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_END}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_END}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Of the pieces of a text that tokens do not go beyond."""
+"""Matches the pieces of a text that tokens do not go beyond."""
 
 
 def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

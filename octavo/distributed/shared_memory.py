@@ -63,7 +63,7 @@ class SharedMemoryGroup(Collectives):
         self._living().receive(*_bytes_of(tensor), source)
 
     def check(self) -> None:
-        """Raise where this rank was told of a failure; that of another is met by the calls themselves."""
+        """Raise where this rank's group is poisoned; the calls themselves find the failure of another rank."""
         if self._reason is not None:
             raise EngineDeadError(self._reason)
 

@@ -85,7 +85,7 @@ class CoreLink:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._front: str | None = None
-        """Who has the core, from its admission until its requests have ended."""
+        """The front that has the core, from its admission until its requests have ended."""
 
     def serve(
         self,

@@ -103,7 +103,7 @@ class OpenSequence:
             return None
         completion = self._completion(first_token, first_char, self._sent[1])
         if self._logprobs is not None:
-            # nobody reads them again, and they take far more memory than their tokens
+            # they are not read again, and take far more memory than their tokens
             completion.logprobs = [*(completion.logprobs or ())]
             self._logprobs, self._num_dropped_logprobs = LogprobList(self._tokenizer.token_text), len(self.token_ids)
         return completion

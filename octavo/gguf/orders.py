@@ -34,7 +34,7 @@ def falcon(meta: Metadata, own: str) -> Order:
 
 
 def per_head(meta: Metadata, own: str) -> Order:
-    """Likewise, where each head has keys of its own."""
+    """Return the order of queries, keys and values as `falcon` does, where each head has keys of its own."""
     return _beside(meta, *_heads(meta, "attention.head_count", "attention.head_count"), own)
 
 

@@ -44,7 +44,7 @@ _LONGEST_STRING: Final = 1 << 26
 _MOST_ENTRIES: Final = 1 << 16
 _MOST_TENSORS: Final = 1 << 18
 _MOST_ELEMENTS: Final = 1 << 23
-"""Of all arrays of strings together."""
+"""Most strings in all arrays of a file together."""
 _LARGEST_ALIGNMENT: Final = 1 << 20
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -15,7 +15,7 @@ from octavo.kv_cache.group_cache import GroupCache
 
 
 class Encodings:
-    """Those of the cache groups among `groups` whose layers read an encoder's output; mostly there are none."""
+    """The cache groups among `groups` whose layers read an encoder's output; most models have none."""
 
     def __init__(self, groups: Sequence[GroupCache], *, enable_prefix_caching: bool) -> None:
         self._groups = [cache for cache in groups if cache.holds_encoding]

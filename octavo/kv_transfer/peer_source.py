@@ -76,7 +76,7 @@ class _Transfer:
 
 
 _Event = tuple[PeerLink, PeerMessage | PeerHello | None] | str
-"""Of a connection: its PeerHello when it is made, messages, its end. Text: why it could not be made."""
+"""An event of a connection: its PeerHello when it is made, a message, or its end (None). A text says why it failed."""
 
 
 class PeerSource(PrefixSource):

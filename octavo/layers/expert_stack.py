@@ -19,7 +19,7 @@ class StackedWeight:
     """One of the two weights of all experts."""
 
     name: str
-    """As transformers stacks it."""
+    """Its name where transformers stacks it."""
     inputs: int
     outputs: int
     own_outputs: int

@@ -194,7 +194,7 @@ class Rope:
     axes: tuple[int, ...] = ()
     """For each pair whether it turns by time, rows, columns or the number of an image (0 to 3); () for time alone."""
     second_axes: tuple[int, ...] = ()
-    """Likewise for the second element of each pair, where the two turn by different ones; () where they do not."""
+    """What the second element of each pair turns by, where it differs from the first; () where it does not."""
 
     def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""

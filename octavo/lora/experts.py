@@ -34,7 +34,7 @@ class ExpertTarget:
     """One of the two weights of the experts of a layer."""
 
     path: str
-    """Of the experts, as transformers names them."""
+    """Path of the experts, as transformers names them."""
     number: int
     layer: Experts
     weight: StackedWeight

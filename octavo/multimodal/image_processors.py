@@ -265,7 +265,7 @@ class KimiImages:
 
 
 class KimiVlImages(KimiImages):
-    """Likewise, with each step of normalising rounded as its release does."""
+    """Scales images likewise for Kimi-VL, with each step of normalising rounded as its release does."""
 
     def __init__(self, settings: Section, config: Section) -> None:
         super().__init__(settings, config)

@@ -10,15 +10,15 @@ from octavo.errors import InvalidRequest, MissingLibrary
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_PIXELS: Final = 1 << 25
-"""Of one image."""
+"""Most pixels of one image."""
 MOST_BYTES: Final = 20 << 20
-"""Of one encoded image."""
+"""Most bytes of one encoded image."""
 
 MOST_LENGTHS: Final = 200
 """How often the shorter side of an image goes into the longer one at most: processors scale the shorter one up."""
 
 _MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
-"""Those with at most eight bits for a value."""
+"""Pillow's modes with at most eight bits for a value."""
 
 
 def decoded(given: Any) -> Any:

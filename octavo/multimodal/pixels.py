@@ -13,7 +13,7 @@ from octavo.config.section import Section
 
 Arrays = dict[str, NDArray[Any]]
 _FILTERS: Final = range(6)
-"""Those of Pillow, by its numbers; 2 is bilinear, 3 bicubic."""
+"""Pillow's filters by its numbers; 2 is bilinear, 3 bicubic."""
 
 
 class Pixels(NamedTuple):

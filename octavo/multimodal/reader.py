@@ -46,7 +46,7 @@ _EXAMPLES: Final[Mapping[str, Sequence[Callable[[], Any]]]] = {
     "audio": (lambda: np.zeros(16_000, np.float32),),
 }
 _MOST_ELEMENTS: Final = 1 << 22
-"""Of arrays that an encoder without its layers reads within a fraction of a second."""
+"""Most elements of arrays that an encoder without its layers reads within a fraction of a second."""
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 _STATED: Final = (
     ("image", READ_IMAGES, "neither preprocessor_config.json nor processor_config.json has image_processor_type"),

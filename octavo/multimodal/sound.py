@@ -29,7 +29,7 @@ _STEPS: Final = 1024
 """Values of the kernel that are computed between two zero crossings; those between them are interpolated, which is
 exact to 1e-6 and bounds the work for rates with many filters."""
 _BETA: Final = 8.0
-"""Of the Kaiser window: what is beyond the new Nyquist frequency is 80 dB lower."""
+"""Shape of the Kaiser window: what is beyond the new Nyquist frequency is 80 dB lower."""
 
 
 def decoded(data: bytes, rate: int, field: str, most_s: float = MAX_SECONDS) -> Samples:

@@ -79,7 +79,7 @@ class SoundPrompts:
         self.piece_s = min(family.most_s, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
         """Seconds of a sound beside which the context has room for what is said in it."""
         self._most_vectors: int | None = None
-        """Of a sound that is encoded at once: as many as a step has tokens, or half a minute's."""
+        """Most vectors of a sound that is encoded at once: as many as a step has tokens, or those of half a minute."""
         if family.most_s < MAX_SECONDS:
             half_minute = int(30.0 / self._log_mel.seconds * self._log_mel.num_vectors)
             self._most_vectors = max(max_num_batched_tokens, half_minute)

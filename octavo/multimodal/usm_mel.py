@@ -20,7 +20,7 @@ _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 MOST_S: Final = 30.0
 """Seconds, of which the encoder hears no more."""
 _MOST_MS: Final = 1000.0
-"""Of a frame, and between two."""
+"""Longest frame, and longest time between two."""
 _NUMBERS: Final = ("min_frequency", "max_frequency", "preemphasis", "input_scale_factor", "mel_floor")
 _FLAGS: Final = ("preemphasis_htk_flavor", "fft_overdrive")
 _BINS: Final = ("per_bin_mean", "per_bin_stddev")

@@ -10,11 +10,11 @@ from octavo.errors import InvalidRequest
 from octavo.multimodal.images import decoded
 
 MOST_FRAMES: Final = 128
-"""Of one video."""
+"""Most frames that are read of one video."""
 MOST_VIDEO_PIXELS: Final = 1 << 26
-"""Of all frames of one video."""
+"""Most pixels of all frames of one video together."""
 _FRAMES_PER_SECOND: Final = 24.0
-"""Of a video without metadata."""
+"""Assumed of a video without metadata."""
 _KEYS: Final = frozenset({"fps", "frames_indices", "total_num_frames", "duration"})
 
 

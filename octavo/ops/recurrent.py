@@ -3,8 +3,8 @@
 A state is what later tokens need of all earlier ones. Block `table[p // block_size]` of a row holds the state after its
 last computed token p. A row whose first token of the step has position c starts from block
 `table[(c - 1) // block_size]`, or from zeros where c is 0. The state is written after the last token of each block and
-after the row's last token, unless the slot of that token lies in block 0: where nobody wants it, and in rows that fill
-a step up. Everything goes token by token, so that a cut of a prompt changes no bit.
+after the row's last token, unless the slot of that token lies in block 0: where the state is not needed, and in rows
+that fill a step up. Everything goes token by token, so that a cut of a prompt changes no bit.
 
 `states` is float32 [blocks, values], a part of the layer's cache, which is updated in place.
 

@@ -229,7 +229,7 @@ class Listener:
         self._end_accepting()
 
     def _end_accepting(self) -> None:
-        """Close the pipes that nobody has accepted, and let `accept` find the end alone."""
+        """Close the pipes that were not accepted, so that `accept` finds the end alone."""
         with suppress(Empty):
             while True:
                 if (pipe := self._pipes.get_nowait()) is not None:

@@ -29,7 +29,7 @@ from octavo.quantization.stored import (
 )
 
 _NAN: Final = 255
-"""Of an exponent of 8 bits."""
+"""The exponent of 8 bits that stands for NaN."""
 _LEAST_GROUP: Final = 128
 """Inputs that share a scale of FP8 are a multiple of it, where codes stay codes."""
 MXFP4: Final = CodeSpec(4, 32, "none", torch.bfloat16, is_float=True)

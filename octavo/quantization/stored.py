@@ -62,7 +62,7 @@ class StoredWeight:
     """A quantised weight: codes that are kept as they are, or a plain weight that is computed when it is read."""
 
     shape: tuple[int, ...]
-    """Of the plain weight: [outputs, inputs], or [experts, outputs, inputs]."""
+    """Shape of the plain weight: [outputs, inputs], or [experts, outputs, inputs]."""
     label: str
     """How it is stored, for people."""
     read: Mapping[str, Read]

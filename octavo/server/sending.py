@@ -296,7 +296,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def free(value: Any) -> None:
-    """Empty the lists of objects in a response or in outputs that nobody reads any more, one object after the other.
+    """Empty the lists of objects in a response or in outputs that are not read any more, one object after the other.
     Freed in one call, millions of log-probabilities would hold the loop up, whatever thread does it."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:

@@ -14,9 +14,9 @@ from octavo.simulate.device import DataSheet, device_names, read_device
 from octavo.simulate.model_facts import NAMED, ModelFacts
 
 _STATE_BYTES: Final = 4
-"""Of one element of a state: float32."""
+"""Bytes of one element of a state: float32."""
 _KV_BYTES: Final = 2
-"""Of one element of keys and values, and of activations that are sent: bfloat16."""
+"""Bytes of one element of keys and values, and of activations that are sent: bfloat16."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

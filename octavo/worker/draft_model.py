@@ -82,7 +82,7 @@ class DraftModel:
         )
         """The draft model's cache groups; its layers are counted after those of the model."""
         self.heads = [held_heads(each.keeps, Mesh.single()) for each in self.cache_groups]
-        """Those in the cache of each group: every rank has all of this model."""
+        """Heads in the cache of each group: every rank has all of this model."""
         self.num_layers = self.shape.num_layers
         model, self._ids = self._opened.model, None
         self._mask_token = parallel_token(checkpoint) if config.method == "draft_model" else None

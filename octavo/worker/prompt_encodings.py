@@ -25,7 +25,7 @@ from octavo.worker.packed_arrays import sent
 
 _REMEDY: Final = "sizes in config.json and preprocessor_config.json do not belong together; download both again"
 _MOST_ELEMENTS: Final = 1 << 17
-"""Of arrays that a whole encoder reads within a fraction of a second."""
+"""Most elements of arrays that a whole encoder reads within a fraction of a second."""
 Encode = Callable[[str, Mapping[str, Tensor]], Tensor]
 """Makes [vectors, width] of one input of a kind from its arrays by name."""
 

@@ -54,7 +54,7 @@ class SequenceState:
     num_drafted: int | None = None
     """Leading tokens that the draft model has computed; None for those before the first row."""
     may_launch: bool | None = None
-    """Whether its tokens can be drawn without waiting for the device; None where nobody has asked."""
+    """Whether its tokens can be drawn without waiting for the device; None before that is looked up."""
     error: RequestError | None = None
     """Why no further token can be drawn; steps that were already planned return it again."""
 

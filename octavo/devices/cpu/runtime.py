@@ -208,7 +208,7 @@ def _buffer_bytes(num_bytes: int) -> int:
 def _idle_counts() -> tuple[int, int]:
     """Return the references of a tensor that only a list holds while a loop goes over it, and the uses of its storage.
 
-    Who counts is counted, by rules that differ between versions of Python.
+    The call that counts adds references of its own, by rules that differ between versions of Python.
     """
     tensor = torch.empty(1)
     kept = [(tensor, tensor.untyped_storage()._cdata)]

@@ -26,7 +26,7 @@ _FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
     "calls": ("tool_calls", "tool_call_parser"),
     "reasoning": ("thinking", "reasoning_parser"),
 }
-"""Of each part of a format: the field that our templates have it in, and the argument that names its parser."""
+"""For each part of a format the field that our templates have it in, and the argument that names its parser."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from octavo.server.sending import EventStream
 POLL_S: Final = 0.1
 """How soon an event is sent after the step that caused it."""
 IDLE_POLL_S: Final = 1.0
-"""The same for events without a step: a reset, a replica that is started again."""
+"""How soon an event without a step is sent: a reset, a replica that is started again."""
 _MOST_DIGESTS: Final = 256
 """Digests of one event."""
 _MOST_STARTS: Final = 512
