@@ -79,29 +79,43 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
-    if config.get("model_type") == "dbrx":
+    names = config.get("architectures")
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    only = first if isinstance(names, list) and len(names) == 1 else ""
+    if str(config.get("model_type")) in _NAMES:
+        return _with_todays_keys(config, where)
+    if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
+        return {**config, "model_type": "jina_bert", "position_embedding_type": None}
+    if (found := _SAME.get(only)) is not None:
+        return {**config, "architectures": [found[0]], "model_type": found[1]}
+    if first in INTERN and "llm_config" in config:
+        return intern_layout(config, where)
+    if only in RELEASED:
+        return kimi_layout(config, where)
+    if only in (PHI4, PHI4_RELEASED):
+        return phi4_layout(config, where)
+    if only in ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM") and "language_config" in config:
+        return _deepseek_ocr(config, where, is_second=only == "DeepseekOCR2ForCausalLM")
+    return config
+
+
+def _with_todays_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config of a model whose release has other names of keys."""
+    kind = str(config.get("model_type"))
+    if kind == "dbrx":
         section = Section(config, where)
         parts = [part.values for name in ("attn_config", "ffn_config") if (part := section.section(name)) is not None]
         config = {**{name: part[name] for part in parts for name in _OF_DBRX & part.keys()}, **config}
-    if (kind := str(config.get("model_type"))) in _NAMES:
-        first, stated = {} if kind == "distilbert" else _TRAINED, Section(config, where)
-        for name in _NAMES[kind]:  # complaints name the key that the file has
-            if name != "activation":
-                stated.optional_positive(name)
-        return {**first, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}
-    if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
-        return {**config, "model_type": "jina_bert", "position_embedding_type": None}
-    names = config.get("architectures")
-    if isinstance(names, list) and len(names) == 1 and (found := _SAME.get(str(names[0]))) is not None:
-        return {**config, "architectures": [found[0]], "model_type": found[1]}
-    if isinstance(names, list) and names and str(names[0]) in INTERN and "llm_config" in config:
-        return intern_layout(config, where)
-    if isinstance(names, list) and len(names) == 1 and str(names[0]) in RELEASED:
-        return kimi_layout(config, where)
-    if names in ([PHI4], [PHI4_RELEASED]):
-        return phi4_layout(config, where)
-    if names not in (["DeepseekOCRForCausalLM"], ["DeepseekOCR2ForCausalLM"]) or "language_config" not in config:
-        return config
+    stated = Section(config, where)
+    for name in _NAMES[kind]:  # complaints name the key that the file has
+        if name != "activation":
+            stated.optional_positive(name)
+    left_out = {} if kind == "distilbert" else _TRAINED
+    return {**left_out, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}
+
+
+def _deepseek_ocr(config: Mapping[str, Any], where: str, *, is_second: bool) -> Mapping[str, Any]:
+    """Return the config of DeepSeek-OCR, or of its second version."""
     section = Section(config, where)
     section.expect("use_mla", False, default=False)
     inner = section.section("language_config") or section
@@ -112,11 +126,10 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     }
     around = {name: value for name, value in config.items() if name not in ("auto_map", "language_config")}
     own = {name: value for name, value in inner.values.items() if name not in _OF_CODE}
-    is_second = names == ["DeepseekOCR2ForCausalLM"]
     vision: Mapping[str, Any] = {"encoder_config": dict(_QWEN2), "sam_config": {"downsample_channels": [512, 896]}}
     return {
         **around,
-        "architectures": ["DeepseekOcr2ForConditionalGeneration"] if is_second else names,
+        "architectures": ["DeepseekOcr2ForConditionalGeneration"] if is_second else config["architectures"],
         "image_token_id": section.positive("image_token_id", 128815),
         "model_type": "deepseek_ocr2" if is_second else "deepseek_ocr",
         "text_config": {**own, **kinds, "model_type": "deepseek_ocr2_text" if is_second else "unlimited_ocr_text"},
