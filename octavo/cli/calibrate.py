@@ -159,14 +159,14 @@ def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter)
     return model.with_prefill_rate(num_tokens, ready.cache.block_size), len(steps)
 
 
-def decode_curve(llm: LLM, repetitions: int, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
+def decode_curve(llm: LLM, repetitions: int) -> list[tuple[int, float]]:
     """Return (tokens, milliseconds) of steps that decode so many tokens, for the choice of how many guesses pay."""
     widest = min(llm.config.scheduler.max_num_seqs, llm.engine.ready.max_model_len)
     sizes = [size for size in _CURVE_TOKENS if size <= widest]
     length = min(_CURVE_INPUT_LEN, llm.engine.ready.max_model_len - _OUTPUT_LEN)
     batches = [Batch([length] * size, [_OUTPUT_LEN] * size) for size in sizes]
     times: dict[int, list[float]] = {}
-    for each in measure(llm, batches, repetitions, clock):
+    for each in measure(llm, batches, repetitions):
         work = each[0].step.work
         if not work.num_prefill_tokens:
             times.setdefault(work.num_tokens, []).append(_typical_seconds(each))

@@ -41,14 +41,14 @@ def eps(name: str = "rms_norm_eps", default: float = 1e-5) -> Read:
     return Read(Checkpoint.positive_float, name, default)
 
 
-def activation(default: str, name: str = "hidden_act") -> Read:
+def activation(default: str) -> Read:
     """Read the name of an activation, one of `OPERATOR_OF`."""
-    return Read(Checkpoint.expect, name, *OPERATOR_OF, default=default)
+    return Read(Checkpoint.expect, "hidden_act", *OPERATOR_OF, default=default)
 
 
-def chosen(name: str, default: bool, value: Any, other: Any = None) -> Read:
-    """Return `value` where the config has true, else `other`."""
-    return Read(lambda c: value if c.bool(name, default) else other)
+def chosen(name: str, default: bool, value: Any) -> Read:
+    """Return `value` where the config has true, else None."""
+    return Read(lambda c: value if c.bool(name, default) else None)
 
 
 def read_cap(c: Checkpoint, name: str, default: float | None) -> float | None:
