@@ -18,7 +18,7 @@ from octavo.models.blocks import GatedDecoder, SandwichLayer
 from octavo.models.config import DecoderConfig, even_share, read_windows
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
 from octavo.models.latent import LatentConfig, LatentDecoder
-from octavo.models.ropes import read_rope
+from octavo.models.ropes import read_rope, ropes_by_layer
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule
 
@@ -132,15 +132,9 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
             names = {**_MIXTURE_NAMES, "gate": "block_sparse_moe.router", "experts": "block_sparse_moe.experts"}
             mixture = replace(config.mixture, stored=StoredExperts(is_stacked=True))
             config = replace(config, mixture=mixture, renamed=names)
-        thetas = c.values.get("layer_rope_theta")
-        if thetas is None or config.rope is None:
+        if c.values.get("layer_rope_theta") is None or config.rope is None:
             return config
-        is_list = isinstance(thetas, list) and len(thetas) == config.num_layers
-        if not is_list or not all(isinstance(each, int | float) and 0 <= each < 1e300 for each in thetas):
-            raise c.error("layer_rope_theta", f"a number for each of {config.num_layers} layers, 0 for no rotation")
-        return replace(
-            config, ropes=tuple(replace(config.rope, theta=float(each)) if each else None for each in thetas)
-        )
+        return replace(config, ropes=ropes_by_layer(c, config.rope, config.num_layers))
 
 
 GraniteMoeSWAForCausalLM = GraniteSWAForCausalLM

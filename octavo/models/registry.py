@@ -95,6 +95,7 @@ _FILES: Final = {
         *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
+    "muse": ("MuseGlimmer",),
     "nanochat": ("NanoChat",),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, Section, shown
@@ -48,6 +49,15 @@ def read_rope(
         )
     bent, (axes, second_axes) = _read_scaling(c, rope, turned), _read_axes(c, rope, turned // 2)
     return Rope(turned, rope.positive_float("rope_theta"), bent, interleaved, axes=axes, second_axes=second_axes)
+
+
+def ropes_by_layer(c: Checkpoint, rope: Rope, num_layers: int) -> tuple[Rope | None, ...]:
+    """Return the rotation of each layer, which has a theta of its own, 0 for none. Raises CheckpointError."""
+    thetas: Any = c.values.get("layer_rope_theta")
+    is_list = isinstance(thetas, list) and len(thetas) == num_layers
+    if not is_list or not all(isinstance(each, int | float) and 0 <= each < 1e300 for each in thetas):
+        raise c.error("layer_rope_theta", f"a number for each of {num_layers} layers, 0 for no rotation")
+    return tuple(replace(rope, theta=float(each)) if each else None for each in thetas)
 
 
 def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:

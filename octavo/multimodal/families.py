@@ -285,6 +285,12 @@ def _kimi(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (int(arrays["image_grid_thw"][0].prod()) // math.prod(sides))
 
 
+def _muse(context: Context, token: int, arrays: Arrays) -> list[int]:
+    merged = _vision(context).positive("merge_size", 2) ** 2
+    vectors = [token] * (int(arrays["image_grid_thw"][0].prod()) // merged)
+    return [*context.encode("<|image_start|>"), *vectors, *context.encode("<|image_end|>")]
+
+
 def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of all tiles together, without what fills them up, and of the whole image, each with a vector for its end,
     and one between them."""
@@ -356,6 +362,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
         num_vectors=_num_cross_vectors,
     ),
+    "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=_paligemma_prompt),

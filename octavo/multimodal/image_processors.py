@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
+from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
 
@@ -274,15 +275,16 @@ class KimiVlImages(KimiImages):
         self._pixels = self._pixels._replace(of_bytes=(of_bytes - mean) / std)
 
 
-OWN_PROCESSORS: Final[
-    Mapping[str, type[Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images | Phi4Images]]
-] = {
+_Own = Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images | MuseImages | Phi4Images
+
+OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
     "KimiVLImageProcessor": KimiVlImages,
     "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
+    "MuseGlimmerImageProcessor": MuseImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -1,4 +1,4 @@
-"""Gemma 4 12B, Kimi-VL and Phi-4-multimodal from disk to a server's answers, with media that clients really send."""
+"""Models from disk to the answers of a server, with images and sounds that clients really send."""
 
 from __future__ import annotations
 
@@ -53,11 +53,17 @@ class Running(NamedTuple):
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "gemma4_unified": lambda path: make_hearing_checkpoint("gemma4_unified", path),
     "kimi_vl": lambda path: as_released(make_vision_checkpoint("kimi_k25", path)),
+    "muse_glimmer": lambda path: make_vision_checkpoint("muse_glimmer", path),
     "phi4_multimodal": lambda path: released_phi4(make_vision_checkpoint("phi4_multimodal", path)),
 }
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+FIRST = ("gemma4_unified", "kimi_vl", "phi4_multimodal")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(each, marks=[pytest.mark.long] * (each not in FIRST)) for each in MAKERS]
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
     config = path / "tokenizer_config.json"

@@ -360,6 +360,15 @@ def _ovis2() -> tuple[Any, Any]:
     return config, tf.Ovis2ImageProcessorPil(size=SIDE, crop_to_patches=True, max_patches=4)
 
 
+def _muse_glimmer() -> tuple[Any, Any]:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**TEXT, "num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 12}
+    tower = {**SIZELESS_TOWER, "pos_emb_height": 4, "pos_emb_width": 4}
+    sizes = {"out_hidden_size": 128, "projector_hidden_size": 40, "image_token_id": IMAGE, "video_token_id": VIDEO}
+    config = tf.MuseGlimmerConfig(text_config=text, vision_config=tower, **sizes)
+    return config, Settings("MuseGlimmerImageProcessor", patch_size=14, merge_size=2, max_image_tokens=8)
+
+
 def _phi4_multimodal() -> tuple[Any, Any]:
     audio = {"hidden_size": 16, "intermediate_size": 8, "num_blocks": 1, "num_attention_heads": 1}
     audio |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8}
@@ -400,6 +409,7 @@ FAMILIES = {
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
+    "muse_glimmer": (_muse_glimmer, "MuseGlimmerForConditionalGeneration"),
     "phi4_multimodal": (_phi4_multimodal, "Phi4MultimodalForCausalLM"),
     "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),

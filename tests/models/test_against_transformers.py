@@ -296,7 +296,7 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
-        *("axk1", "flint", "dbrx", "kolibri1", "minimax", "step3p5"),
+        *("axk1", "flint", "dbrx", "kolibri1", "minimax", "muse_glimmer", "step3p5"),
         *("bloom", "mpt"),
         *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
         *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma", "zamba2"),
@@ -315,6 +315,11 @@ VARIANTS |= {
             "prefix_dense_intermediate_size": 48,
             "rms_norm_eps": 1e-5,
         },
+    ),
+    "muse_glimmer with layers that do not rotate by themselves": (
+        "muse_glimmer",
+        {"layer_rope_theta": None, "num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 5}
+        | {"post_norm_eps": 0.3, "rms_norm_eps": 0.2, "qk_scale_factor": 1.5},
     ),
     "mellum with dense layers": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"], "norm_topk_prob": False}),
     "mimo_v2_flash with values as they are": (

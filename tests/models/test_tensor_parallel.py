@@ -51,7 +51,7 @@ PLAIN = (
     *("jamba", "lfm2", "lfm3", "llama", "mamba", "minicpm", "minicpm3", "minimax", "ministral", "ministral3"),
     *("mistral", "mixtral", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "opt"),
     *("phi", "phi3", "qwen2", "qwen2_moe", "qwen3_5", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
-    *("nemotron-nas", "phi4_multimodal", "vaultgemma"),
+    *("muse_glimmer", "nemotron-nas", "phi4_multimodal", "vaultgemma"),
 )
 FAMILIES |= {family: (family, {}) for family in PLAIN}
 PLAIN_MIXTURES = (

@@ -22,6 +22,7 @@ from octavo.multimodal.image_processors import (
     Lfm2VlImages,
     Llama4Images,
 )
+from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.phi4_images import Phi4Images
 from tests.fakes.vision import image
 
@@ -144,6 +145,38 @@ def test_images_of_kimi_are_scaled_down_to_their_limits_and_filled_up(
     assert np.abs(whole[:, :height, :width] - own).max() < 1e-6
     assert (whole[:, height:] == -1).all()
     assert (whole[:, :, width:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((40, 40), (2, 2)),
+        ((100, 100), (8, 8)),
+        ((300, 200), (14, 22)),
+        ((4000, 3000), (110, 146)),
+        ((30, 900), (64, 2)),
+        ((900, 30), (2, 64)),
+    ],
+)
+def test_images_of_muse_glimmer_are_scaled_and_cut_as_transformers_does(
+    size: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    """The grids are those that transformers' processor returns."""
+    given, (rows, columns) = image(2, *size), grid
+    made = MuseImages(section(), section())([given], "np")
+    assert made["image_grid_thw"].tolist() == [[1, rows, columns]]
+    cut = made["pixel_values"].reshape(rows, columns, 2, 3, 14, 14)
+    assert np.array_equal(cut[:, :, 0], cut[:, :, 1])
+    whole = cut[:, :, 0].transpose(2, 0, 3, 1, 4).reshape(3, rows * 14, columns * 14)
+    own = np.asarray(given.resize((columns * 14, rows * 14), 1), np.float32).transpose(2, 0, 1) / 127.5 - 1
+    assert np.abs(whole - own).max() < 1e-6
+
+
+def test_a_large_image_of_muse_glimmer_has_as_many_tokens_as_the_settings_allow() -> None:
+    made = MuseImages(section(max_image_tokens=6), section())([image(0, 300, 200)], "np")
+    assert made["image_grid_thw"].prod() // 4 <= 6
+    with pytest.raises(UnsupportedModel, match="merge_size is 4, expected 2"):
+        MuseImages(section(merge_size=4), section())
 
 
 @pytest.mark.parametrize(
