@@ -124,9 +124,13 @@ class Layer(nn.Module):
         """Return the memory of parameter `name`, allocated now if it had none."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
-            parameter = nn.Parameter(zeroed(tuple(parameter.shape), parameter.dtype, device), requires_grad=False)
+            parameter = nn.Parameter(self._memory(parameter, device), requires_grad=False)
             self.register_parameter(name, parameter)
         return parameter.data
+
+    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        """Return the memory of a parameter that has none."""
+        return zeroed(tuple(parameter.shape), parameter.dtype, device)
 
 
 class CachedLayer(Layer):
@@ -245,13 +249,9 @@ class PreparedLayer(Layer):
         super().bind(binding)
         self._scratch = binding.scratch
 
-    def room(self, name: str, device: torch.device) -> Tensor:
+    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
         """Take memory that is returned to the scratch once the layer is finished."""
-        parameter = self.get_parameter(name)
-        if parameter.is_meta:
-            memory = self._scratch.take(tuple(parameter.shape), parameter.dtype, device)
-            self.register_parameter(name, nn.Parameter(memory, requires_grad=False))
-        return self.get_parameter(name).data
+        return self._scratch.take(tuple(parameter.shape), parameter.dtype, device)
 
     def hold(self, name: str, value: Tensor) -> None:
         """Make `value` the parameter `name`, without a copy where type and order are right: `finish` copies it."""

@@ -185,12 +185,8 @@ class RecurrentLayer(CachedLayer):
         for name, _ in self.named_parameters(recurse=False):
             yield self.rows_slot(f"{path}.{name}", (self._count,), self._rows, name)
 
-    def room(self, name: str, device: torch.device) -> Tensor:
-        parameter = self.get_parameter(name)
-        if parameter.is_meta:
-            memory = zeroed(tuple(parameter.shape), torch.float32, device)
-            self.register_parameter(name, nn.Parameter(memory, requires_grad=False))
-        return self.get_parameter(name).data
+    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        return zeroed(tuple(parameter.shape), torch.float32, device)
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
         own = self.named_parameters(recurse=False)

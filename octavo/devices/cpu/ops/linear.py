@@ -49,16 +49,28 @@ def addend(add: Tensor | None, rows: int, outputs: int) -> tuple[int, ...]:
     return add.data_ptr(), rows_of(add)[2]
 
 
-class PanelLinear(PreparedLinear):
-    """State: `panels` [panels, elements], and `bias` float32 [panels · 32] where there is one."""
+class Panels(PreparedLinear):
+    """A weight whose products are written to memory of the runtime."""
 
     def __init__(self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
         super().__init__(shape, state)
         self._empty = runtime.empty
+        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
+
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
+        out = self._empty((x.shape[0], self._columns), dtype)
+        self.write(x, out, add)
+        return out
+
+
+class PanelLinear(Panels):
+    """State: `panels` [panels, elements], and `bias` float32 [panels · 32] where there is one."""
+
+    def __init__(self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        super().__init__(runtime, shape, state)
         self._multiply = runtime.cpu.linear
         self._rows = runtime.cpu.linear_rows
         self._by_head = runtime.cpu.linear_by_head
-        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
         bias = state["bias"].data_ptr() if "bias" in state else 0
         code = TYPE_CODES[shape.dtype]
         self._weight = (state["panels"].data_ptr(), bias, shape.outputs, shape.inputs, code, shape.is_gated)
@@ -69,11 +81,6 @@ class PanelLinear(PreparedLinear):
     def in_float32(self, x: Tensor) -> Tensor:
         """Return the sums as they are."""
         return self._product(x, torch.float32, None)
-
-    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        out = self._empty((x.shape[0], self._columns), dtype)
-        self.write(x, out, add)
-        return out
 
     def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         rows, inputs, stride = rows_of(x)

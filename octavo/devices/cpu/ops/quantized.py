@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.devices.cpu.ops.experts import PanelStack
-from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
+from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, Panels, addend, bias_spec, num_panels, panel_order
 from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.coded import CodedFormat, CodeSpec
 from octavo.ops.codes import NotFinite, check_inputs
@@ -34,18 +34,16 @@ def format_code(spec: CodeSpec) -> int:
     return kind | scales << 2 | zero << 4 | (spec.activation_bits == 16) << 6 | spec.group << 8
 
 
-class QuantizedPanels(PreparedLinear):
+class QuantizedPanels(Panels):
     """State: `panels` as csrc/cpu/quantized has them, `order` where inputs have one, `bias` in the panels' order."""
 
     def __init__(self, runtime: CpuRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
-        super().__init__(shape, state)
-        self._empty = runtime.empty
+        super().__init__(runtime, shape, state)
         self._linear, self._rows = runtime.cpu.quantized_linear, runtime.cpu.quantized_rows
         addresses = [state[name].data_ptr() if name in state else 0 for name in ("panels", "order", "bias")]
         sizes = (shape.outputs, shape.inputs, format_code(spec), shape.is_gated)
         self._for_rows = (*addresses[:2], *sizes)
         self._for_linear = (*addresses, *sizes)
-        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """Compute types other than float32 and bfloat16 in float32."""
@@ -55,11 +53,6 @@ class QuantizedPanels(PreparedLinear):
 
     def in_float32(self, x: Tensor) -> Tensor:
         return self._product(x if x.dtype in FLOAT_TYPES else x.float(), torch.float32, None)
-
-    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        out = self._empty((x.shape[0], self._columns), dtype)
-        self.write(x, out, add)
-        return out
 
     def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         if x.dtype not in FLOAT_TYPES or out.dtype not in FLOAT_TYPES:
