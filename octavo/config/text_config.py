@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from octavo.config.released_step import step_layout
@@ -176,19 +176,11 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         for name, value in defaults.get(of, {}).items() if isinstance(of, str) else ():
             if values.get(name) is None:
                 values[name] = value
-    if model_type in ("gemma3_text", "gemma3n_text") and values.get("rope_parameters") is None:
-        values["rope_parameters"] = _gemma3_rope(values)
     for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
         if values.get(name) is None and other in values:
             values[name] = values[other]
-    if model_type == "nomic_bert" and values.get("max_trained_positions") is not None:  # beyond, rotations change
-        values["n_positions"] = values["max_trained_positions"]
-    if model_type == "mllama_text_model" and isinstance(values.get("vocab_size"), int):
-        values["vocab_size"] += NUM_UNDRAWN
-    if model_type == "mimo_v2_flash":
-        values |= _mimo_layers(values)
-    if model_type == "step3p5":
-        values |= step_layout(values)
+    if isinstance(model_type, str) and model_type in _CHANGES:
+        values |= _CHANGES[model_type](values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):
             values[name] = _of_text(values[name])
@@ -197,11 +189,26 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _gemma3_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters of both kinds of layers; older configs stretch those without a window alone."""
+    if values.get("rope_parameters") is not None:
+        return {}
     theta, local, scaling = (values.get(name) for name in ("rope_theta", "rope_local_base_freq", "rope_scaling"))
     full = {"rope_theta": 1_000_000.0 if theta is None else theta}
     if isinstance(scaling, Mapping):
         full.update(scaling)
-    return {"full_attention": full, "sliding_attention": {"rope_theta": 10_000.0 if local is None else local}}
+    windowed = {"rope_theta": 10_000.0 if local is None else local}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": windowed}}
+
+
+def _trained_positions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the positions of the training as the longest text: beyond them, rotations change."""
+    trained = values.get("max_trained_positions")
+    return {} if trained is None else {"n_positions": trained}
+
+
+def _undrawn_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary with the tokens that have embeddings and no logits."""
+    size = values.get("vocab_size")
+    return {"vocab_size": size + NUM_UNDRAWN} if isinstance(size, int) else {}
 
 
 def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,6 +222,17 @@ def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
             made[name] = [kinds[bool(each)] for each in values[older]]
     size = values.get("sliding_window_size")
     return made | ({"sliding_window": size + 1} if isinstance(size, int) else {})
+
+
+_CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] = {
+    "gemma3_text": _gemma3_rope,
+    "gemma3n_text": _gemma3_rope,
+    "mimo_v2_flash": _mimo_layers,
+    "mllama_text_model": _undrawn_tokens,
+    "nomic_bert": _trained_positions,
+    "step3p5": step_layout,
+}
+"""By `model_type`: makes keys of today from those of a config."""
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
