@@ -79,33 +79,13 @@ class CpuBackend:
         tables = metadata.block_tables
         assert q.dtype is k.dtype is v.dtype
         self._kernel(
-            q.data_ptr(),
-            k.data_ptr(),  # 0 where it is empty
-            v.data_ptr(),
-            out.data_ptr(),
-            cache.data_ptr(),
-            metadata.query_starts.data_ptr(),
-            metadata.sequence_lengths.data_ptr(),
-            tables.data_ptr(),
-            metadata.slot_mapping.data_ptr(),
-            0 if scores.alibi is None else scores.alibi.data_ptr(),
-            0 if scores.sinks is None else scores.sinks.data_ptr(),
-            token_stride(q),
-            token_stride(k),
-            token_stride(v),
-            tables.stride(0),
-            cache.stride(1) * cache.element_size(),
-            tokens,
-            tables.shape[0],
-            heads,
-            kv_heads,
-            dim,
-            metadata.block_size,
-            _TYPE_CODES[q.dtype],
-            self._cache_code,
-            scores.scale,
-            _ALL_KEYS if scores.sliding_window is None else scores.sliding_window,
-            scores.soft_cap or 0.0,
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),  # that of k is 0 where it is empty
+            *_places(cache, metadata),
+            *(0 if each is None else each.data_ptr() for each in (scores.alibi, scores.sinks)),
+            *(token_stride(q), token_stride(k), token_stride(v), tables.stride(0)),
+            *(cache.stride(1) * cache.element_size(), tokens, tables.shape[0], heads, kv_heads, dim),
+            *(metadata.block_size, _TYPE_CODES[q.dtype], self._cache_code, scores.scale),
+            *(_ALL_KEYS if scores.sliding_window is None else scores.sliding_window, scores.soft_cap or 0.0),
             scores.ahead,
         )
         return out
@@ -115,28 +95,21 @@ class CpuBackend:
         out = self._empty((tokens, heads, value_size), q[0].dtype)
         tables = metadata.block_tables
         self._latent_kernel(
-            *(each.data_ptr() for each in (*q, *latents)),
-            out.data_ptr(),
-            cache.data_ptr(),
-            metadata.query_starts.data_ptr(),
-            metadata.sequence_lengths.data_ptr(),
-            tables.data_ptr(),
-            metadata.slot_mapping.data_ptr(),
+            *(each.data_ptr() for each in (*q, *latents, out)),
+            *_places(cache, metadata),
             *(token_stride(each) for each in q),
-            *(each.stride(0) for each in latents),
-            tables.stride(0),
-            cache.stride(1) * cache.element_size(),
-            tokens,
-            tables.shape[0],
-            heads,
-            value_size + q[1].shape[2],
-            value_size,
-            metadata.block_size,
-            _TYPE_CODES[out.dtype],
-            self._cache_code,
-            scale,
+            *(each.stride(0) for each in (*latents, tables)),
+            *(cache.stride(1) * cache.element_size(), tokens, tables.shape[0], heads),
+            *(value_size + q[1].shape[2], value_size, metadata.block_size),
+            *(_TYPE_CODES[out.dtype], self._cache_code, scale),
         )
         return out
+
+
+def _places(cache: Tensor, metadata: AttentionMetadata) -> tuple[int, ...]:
+    """Return the addresses of a cache, and of where the tokens of a step are in it."""
+    starts, lengths = metadata.query_starts, metadata.sequence_lengths
+    return tuple(each.data_ptr() for each in (cache, starts, lengths, metadata.block_tables, metadata.slot_mapping))
 
 
 def token_stride(x: Tensor) -> int:

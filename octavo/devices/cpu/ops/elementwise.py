@@ -62,14 +62,15 @@ def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRunt
 def make_of_two(
     function: int, reference: Callable[..., Tensor], runtime: CpuRuntime
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of two tensors likewise; the second may be one row for all of the first."""
+    """Return a function of two tensors likewise; the second may be one row for all of the first, or xIELU's factors."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def compute(x: Tensor, y: Tensor) -> Tensor:
         dtype, shape = x.dtype, x.shape
         if dtype not in FLOAT_TYPES or y.dtype is not dtype:
             return reference(x, y)
-        assert y.shape in (shape, shape[-1:]), f"{tuple(y.shape)} does not go with {tuple(shape)}"
+        fits = y.shape in (shape, shape[-1:]) or function == _XIELU
+        assert fits, f"{tuple(y.shape)} does not go with {tuple(shape)}"
         out = empty(shape, dtype)
         count, width, stride = rows_of(x)
         y_stride = rows_of(y)[2] if y.dim() > 1 else 0
@@ -80,25 +81,6 @@ def make_of_two(
         return out
 
     return compute
-
-
-def make_xielu(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make `octavo.ops.elementwise.xielu`; of several types, or of others than above, the reference."""
-    kernel, empty = runtime.cpu.elementwise, runtime.empty
-
-    def xielu(x: Tensor, factors: Tensor) -> Tensor:
-        dtype = x.dtype
-        if dtype not in FLOAT_TYPES or factors.dtype is not dtype:
-            return elementwise.xielu(x, factors)
-        out = empty(x.shape, dtype)
-        count, width, stride = rows_of(x)
-        kernel(
-            *(_XIELU, x.data_ptr(), factors.data_ptr(), out.data_ptr()),
-            *(count, stride, 0, width, TYPE_CODES[dtype], 0.0),
-        )
-        return out
-
-    return xielu
 
 
 def make_widened(runtime: CpuRuntime) -> Callable[[Tensor, int], Tensor]:
@@ -116,22 +98,25 @@ def make_widened(runtime: CpuRuntime) -> Callable[[Tensor, int], Tensor]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("relu", "native", partial(make_function, _RELU, elementwise.relu)),
-    Implementation("relu2", "native", partial(make_function, _RELU2, elementwise.relu2)),
-    Implementation("gelu", "native", partial(make_function, _GELU, elementwise.gelu)),
-    Implementation("gelu_tanh", "native", partial(make_function, _GELU_TANH, elementwise.gelu_tanh)),
-    Implementation("silu_and_mul", "native", partial(make_gated, _SILU_AND_MUL, elementwise.silu_and_mul)),
-    Implementation(
-        "gelu_tanh_and_mul", "native", partial(make_gated, _GELU_TANH_AND_MUL, elementwise.gelu_tanh_and_mul)
+    *(
+        Implementation(function.__name__, "native", partial(make, number, function))
+        for make, number, function in (
+            (make_function, _RELU, elementwise.relu),
+            (make_function, _RELU2, elementwise.relu2),
+            (make_function, _GELU, elementwise.gelu),
+            (make_function, _GELU_TANH, elementwise.gelu_tanh),
+            (make_function, _SCALED, elementwise.scaled),
+            (make_function, _CLAMPED, elementwise.clamped),
+            (make_function, _SOFT_CAPPED, elementwise.soft_capped),
+            (make_gated, _SILU_AND_MUL, elementwise.silu_and_mul),
+            (make_gated, _GELU_TANH_AND_MUL, elementwise.gelu_tanh_and_mul),
+            (make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu),
+            (make_of_two, _ADD, elementwise.add),
+            (make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid),
+            (make_of_two, _SILU_AND_MUL, elementwise.silu_times),
+            (make_of_two, _MULTIPLIED, elementwise.multiplied),
+            (make_of_two, _XIELU, elementwise.xielu),
+        )
     ),
-    Implementation("add", "native", partial(make_of_two, _ADD, elementwise.add)),
-    Implementation("gated_by_sigmoid", "native", partial(make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid)),
-    Implementation("silu_times", "native", partial(make_of_two, _SILU_AND_MUL, elementwise.silu_times)),
-    Implementation("multiplied", "native", partial(make_of_two, _MULTIPLIED, elementwise.multiplied)),
-    Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
-    Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
-    Implementation("xielu", "native", make_xielu),
     Implementation("widened", "native", make_widened, lacks("widened")),
-    Implementation("clamped", "native", partial(make_function, _CLAMPED, elementwise.clamped)),
-    Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

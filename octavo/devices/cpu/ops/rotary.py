@@ -38,25 +38,10 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
         q_out, k_out = empty(q_shape, dtype), empty(k_shape, dtype)
         num_rows, rotated = table.shape
         kernel(
-            q.data_ptr(),
-            k.data_ptr(),
-            q_out.data_ptr(),
-            k_out.data_ptr(),
-            _token_stride(q, dim),
-            _token_stride(k, dim),
-            heads,
-            k_shape[1],
-            dim,
-            tokens,
-            positions.data_ptr(),
-            table.data_ptr(),
-            num_rows,
-            rotated,
-            interleaved,
-            _address(q_weight, dtype),
-            _address(k_weight, dtype),
-            *eps_and_offset,
-            TYPE_CODES[dtype],
+            *(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()),
+            *(_token_stride(q, dim), _token_stride(k, dim), heads, k_shape[1], dim, tokens),
+            *(positions.data_ptr(), table.data_ptr(), num_rows, rotated, interleaved),
+            *(_address(q_weight, dtype), _address(k_weight, dtype), *eps_and_offset, TYPE_CODES[dtype]),
         )
         return q_out, k_out
 
