@@ -10,7 +10,7 @@ from octavo.errors import ConfigError, suggestion
 MOST_IMAGES: Final = 16
 MOST_SOUNDS: Final = 4
 MOST_VIDEOS: Final = 2
-"""Most videos of one prompt, by default."""
+"""Most images, sounds and videos of one prompt, by default."""
 _IMAGE_SETTINGS: Final[dict[str, int | None]] = {
     "min_pixels": 1 << 25,
     "max_pixels": 1 << 31,

@@ -12,7 +12,7 @@ import json
 import operator
 import re
 import threading
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from datetime import datetime
 from typing import Any, Final
 
@@ -261,26 +261,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             for value in values[1:]:
                 if _size(value) > _MOST_WIDTH or (isinstance(value, int) and value > (1 << 20)):
                     raise RenderLimitReached(f"it calls the filter {name} with a width that is too large")
-        if name == "indent" and isinstance(args[0], str):
-            widths = [value if isinstance(value, int) else _size(value) for value in values[1:]]
-            self.budget.take((args[0].count("\n") + 1) * max(widths, default=4))
-        elif name == "center":
-            self.budget.take(max((value for value in values[1:] if isinstance(value, int)), default=0))
-        elif name == "tojson":
-            indent = max((value for value in values[1:] if isinstance(value, int)), default=0)
-            self.budget.take(self._written_size(args[0], indent))
-        elif name == "replace":
-            self._check_replacement(*values[-3:] if len(values) < 5 else values[-4:-1])
-        elif name == "format" and isinstance(args[0], str):
-            _check_format(args[0])
-            self.budget.take(args[0].count("%") * max(map(self._text_size, values[1:]), default=0))
-        elif name == "trim":
-            _check_stripped(values[1:])
-        elif name == "sum" and not all(isinstance(value, int | float | str | None) for value in options):
+        if name == "sum" and not all(isinstance(value, int | float | str | None) for value in options):
             raise RenderLimitReached("it sums up what are no numbers")
-        elif name == "join":
-            texts = [value for value in values if isinstance(value, str)]
-            self.budget.take(sum(map(len, texts)) * sum(_size(value) for value in values if not isinstance(value, str)))
+        self._charge_written(name, args[0] if args else None, values)
         if name in _ATTRIBUTE_FILTERS and any(
             len(value) > _MOST_ATTRIBUTE_CHARS for value in options if isinstance(value, str)
         ):
@@ -290,6 +273,28 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.budget.take(size)
             if name in _COMPARING_FILTERS:
                 self.budget.spend(_COMPARISONS_OF_ENTRY * size // SIZE_OF_STEP)
+
+    def _charge_written(self, name: str, first: Any, values: Sequence[Any]) -> None:
+        """Charge what a filter writes beyond what it reads. first: its first argument; values: all of them."""
+        most = max((value for value in values[1:] if isinstance(value, int)), default=0)
+        match name:
+            case "indent" if isinstance(first, str):
+                widths = [value if isinstance(value, int) else _size(value) for value in values[1:]]
+                self.budget.take((first.count("\n") + 1) * max(widths, default=4))
+            case "center":
+                self.budget.take(most)
+            case "tojson":
+                self.budget.take(self._written_size(first, most))
+            case "replace":
+                self._check_replacement(*values[-3:] if len(values) < 5 else values[-4:-1])
+            case "format" if isinstance(first, str):
+                _check_format(first)
+                self.budget.take(first.count("%") * max(map(self._text_size, values[1:]), default=0))
+            case "trim":
+                _check_stripped(values[1:])
+            case "join":
+                length = sum(len(value) for value in values if isinstance(value, str))
+                self.budget.take(length * sum(_size(value) for value in values if not isinstance(value, str)))
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:

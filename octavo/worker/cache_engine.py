@@ -69,7 +69,6 @@ class CacheEngine:
         """The caches of each layer of the model, one for each cache group that has the layer."""
         self.draft_caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place) if place[1] >= first]
         """The caches of each layer of the draft model."""
-        self.num_model_groups = first
 
     @property
     def num_groups(self) -> int:
