@@ -231,14 +231,18 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
     if fixed is not None and any(sizes.get(each, side) != side for each in ways):
         raise section.error(name, f"the image_size of vision_config, {side} x {side}")
     _check_steps(section)
-    counts_pixels = str(settings["image_processor_type"]).startswith(
-        ("HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama")
-    )
+    _check_sizes(section, sizes, str(settings["image_processor_type"]))
+    return settings
+
+
+def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> None:
+    """Raise CheckpointError for sizes that are none, that no image survives, or that contradict each other."""
+    counts_pixels = processor.startswith(("HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
         is_count = name.endswith(("_patches", "_tiles", "_nums"))
-        most = _MOST_TILES if is_count and not settings["image_processor_type"].startswith("Kimi") else most
+        most = _MOST_TILES if is_count and not processor.startswith("Kimi") else most
         is_none = isinstance(value, str | bool | Mapping) or ("." in name and isinstance(value, list))
         if is_none or (is_count and type(value) not in (int, type(None))):
             raise section.error(name, "an integer" if is_count else "a number")
@@ -253,7 +257,6 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
         first, second = sizes.get(lower), sizes.get(upper)
         if _is_number(first) and _is_number(second) and first > second:
             raise section.error(lower, f"at most {upper}, which is {second:,}")
-    return settings
 
 
 def _check_steps(section: Section) -> None:
