@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -35,6 +35,7 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.platform import Platform
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policies import POLICIES, make_policy
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
@@ -59,25 +60,49 @@ def scheduling(**options: Any) -> SchedulerConfig:
     return SchedulerConfig(max_model_len=1 << 20, **options)
 
 
-def measure_steps(
-    num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int, method: str | None = None
-) -> dict[str, float]:
-    """Medians in µs per step with `num_sequences` decoding, and `num_waiting` groups that do not fit behind them.
+class Load(NamedTuple):
+    """What is measured beside the sequences that decode.
 
+    num_waiting: groups that do not fit behind them. num_adapters: that these use, and that have no slot; 0 for none.
     method: of speculation; None for none.
     """
-    max_tokens = 2 * num_steps  # filling the batch takes steps of its own
-    blocks_each = (prompt_len + max_tokens) // BLOCK_SIZE + 2
-    scheduler = Scheduler(
-        BlockManager(CacheLimits.of_one_group(num_sequences * blocks_each, BLOCK_SIZE), watermark=0.01),
-        scheduling(max_num_seqs=num_sequences, max_num_batched_tokens=max(8192, num_sequences)),
-        rates=Rates(target_step_s=0.0),  # time stands still here
-        proposer=None if method is None else Speculation(SpeculativeConfig(method=method, model="")),  # type: ignore[arg-type]
+
+    num_waiting: int
+    num_steps: int
+    prompt_len: int
+    method: str | None
+    policy: Literal["fcfs", "priority", "fair-share", "deadline", "prefix-match"]
+    num_adapters: int
+
+
+def build(num_sequences: int, load: Load) -> Scheduler:
+    """Return a scheduler with the requests of a load, in a pool in which all that decode fit."""
+    blocks_each = (load.prompt_len + 2 * load.num_steps) // BLOCK_SIZE + 2
+    manager = BlockManager(CacheLimits.of_one_group(num_sequences * blocks_each, BLOCK_SIZE), watermark=0.01)
+    config = scheduling(
+        max_num_seqs=num_sequences + bool(load.num_adapters),  # a sequence is free, and no slot
+        max_num_batched_tokens=max(8192, num_sequences),
+        max_loras=1 if load.num_adapters else 0,
+        scheduling_policy=load.policy,
     )
+    rates = Rates(target_step_s=0.0)  # time stands still here
+    proposer = None
+    if load.method is not None:
+        proposer = Speculation(SpeculativeConfig(method=load.method, model=""))  # type: ignore[arg-type]
+    return Scheduler(manager, config, make_policy(config, manager, rates), rates, proposer=proposer)
+
+
+def measure_steps(num_sequences: int, load: Load) -> dict[str, float]:
+    """Medians in µs per step with `num_sequences` decoding."""
+    num_waiting, num_steps, prompt_len = load[:3]
+    max_tokens = 2 * num_steps  # filling the batch takes steps of its own
+    scheduler = build(num_sequences, load)
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     for i in range(num_sequences + num_waiting):
         prompt = [i % 1000, i // 1000, *range(prompt_len - 2)]
         request = EngineCoreRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival_time=float(i))
+        if load.num_adapters:
+            request.adapter = "runs" if i < num_sequences else f"waits{i % load.num_adapters}"
         scheduler.add_together([request])
     while True:
         step = scheduler.schedule(0.0)
@@ -200,6 +225,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256, 1000])
     parser.add_argument("--waiting", type=int, default=0, help="groups that wait behind the running ones")
+    parser.add_argument("--policy", choices=tuple(POLICIES), default="fcfs")
+    parser.add_argument("--adapters", type=int, default=0, help="that the waiting groups use, and that have no slot")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--prompt-len", type=int, default=100)
     parser.add_argument("--blocks", type=int, nargs="*", default=[8, 64, 512], help="of sequences that fork and swap")
@@ -207,8 +234,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the cache engine")
     parser.add_argument("--speculation", choices=("ngram", "suffix", "draft_model"), help="method of speculation")
     args = parser.parse_args()
-    loads = (args.waiting, args.steps, args.prompt_len, args.speculation)
-    figures = {str(n): measure_steps(n, *loads) for n in args.sequences}
+    load = Load(args.waiting, args.steps, args.prompt_len, args.speculation, args.policy, args.adapters)
+    figures = {str(n): measure_steps(n, load) for n in args.sequences}
     for n, figure in figures.items():
         print(f"{n:>6} sequences: schedule {figure['schedule_us']:8.1f} µs, update {figure['update_us']:8.1f} µs")
     result: dict[str, Any] = {"us_per_step": figures}

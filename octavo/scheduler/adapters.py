@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from octavo.core.adapter import LoRARequest
@@ -15,6 +16,7 @@ from octavo.core.messages import EngineCoreOutput
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.scheduler.registry import Registry
+from octavo.scheduler.waiting_groups import AdapterState
 
 _POLL_S: Final = 0.005
 """How soon an idle core asks again whether an adapter has been read."""
@@ -68,7 +70,7 @@ class Adapters:
             self._reading[digest] = adapter
             self._poll_later()
             return None
-        self._reading.pop(digest, None)
+        self._end_reading(digest)
         if error:
             self._call("drop_adapter", digest)
             return error
@@ -81,12 +83,13 @@ class Adapters:
         self._free = list(range(self._num_slots, 0, -1))
         self._slots.clear()
         self._host.clear()
-        self._reading.clear()
+        for digest in list(self._reading):
+            self._end_reading(digest)
 
     def _trim(self) -> None:
         if len(self._host) <= self._num_host:
             return
-        held = {each.digest for group in self._registry.groups.values() if (each := _held_by(group)) is not None}
+        held = self._held()
         for digest in list(self._host)[:-1]:
             if len(self._host) <= self._num_host:
                 return
@@ -100,20 +103,24 @@ class Adapters:
             self._timer.daemon = True
             self._timer.start()
 
-    def refusal(self, group: SequenceGroup) -> str:
+    def refusal(self, group: SequenceGroup, *, may_preempt: bool = False) -> str:
         """Return why the group's adapter cannot have a slot now; an empty string when it can. Begins to read it while
-        fewer are read than there are slots for."""
+        fewer are read than there are slots for, and lets the waiting groups with it be passed until it is read.
+        may_preempt: the slots of running groups count as free."""
         adapter = group.request.lora_request
         if adapter is None or adapter.digest in self._host:
             return ""
         digest = adapter.digest
-        has_turn = digest not in self._reading and len(self._reading) + len(self._in_use()) < self._num_slots
+        num_used = 0 if may_preempt else len(self._in_use())
+        has_turn = digest not in self._reading and len(self._reading) + num_used < self._num_slots
         if has_turn and digest not in self._failed:
             error = self.read(adapter)
             if error == "":
                 return ""
             if error is not None:
                 self._failed[digest] = error
+        state = AdapterState.READING if digest in self._reading else AdapterState.UNREAD
+        self._registry.waiting.set_state(adapter.key, state)
         return f"adapter {adapter.lora_name} is being read"
 
     def assign(self, group: SequenceGroup) -> None:
@@ -135,20 +142,27 @@ class Adapters:
 
     def _in_use(self) -> set[str]:
         """Return the adapters of groups with blocks on the device."""
-        groups = self._registry.on_device
-        return {group.request.lora_request.digest for group in groups if group.request.lora_request is not None}
+        return _digests(self._registry.on_device)
+
+    def _held(self) -> set[str]:
+        """Return the adapters of groups that have begun, which may need them again though their files have changed."""
+        registry = self._registry
+        return _digests(chain(registry.on_device, registry.swapped, registry.waiting.preempted_with_adapters))
+
+    def _end_reading(self, digest: str) -> None:
+        """Note that an adapter is not read any more: waiting groups with it are looked at again."""
+        self._reading.pop(digest, None)
+        for group in self._registry.waiting.one_of_each_adapter():
+            if digest in _digests([group]):
+                self._registry.waiting.set_state(str(group.request.adapter), AdapterState.READY)
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of `SchedulerStats` about adapters."""
-        running: set[str] = set()
-        waiting: set[str] = set()
-        for group in self._registry.groups.values():
-            if (adapter := group.request.lora_request) is not None:
-                (running if group in self._registry.on_device else waiting).add(adapter.lora_name)
+        registry = self._registry
         return {
             "max_adapters": self._num_slots,
-            "running_adapters": tuple(sorted(running)),
-            "waiting_adapters": tuple(sorted(waiting)),
+            "running_adapters": _names(registry.on_device),
+            "waiting_adapters": _names(chain(registry.waiting.one_of_each_adapter(), registry.swapped)),
         }
 
     def collect(self) -> None:
@@ -178,7 +192,11 @@ class Adapters:
             self._unread.popitem(last=False)
 
 
-def _held_by(group: SequenceGroup) -> LoRARequest | None:
-    """Return the adapter of a group that has begun, which it may need again though its files have changed."""
-    has_begun = group.was_preempted or group.status is not SequenceStatus.WAITING
-    return group.request.lora_request if has_begun else None
+def _digests(groups: Iterable[SequenceGroup]) -> set[str]:
+    return {group.request.lora_request.digest for group in groups if group.request.lora_request is not None}
+
+
+def _names(groups: Iterable[SequenceGroup]) -> tuple[str, ...]:
+    """Return the names of the groups' adapters, sorted, each once."""
+    names = {group.request.lora_request.lora_name for group in groups if group.request.lora_request is not None}
+    return tuple(sorted(names))

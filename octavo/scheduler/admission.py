@@ -17,18 +17,22 @@ from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
+from octavo.scheduler.waiting_groups import WITH_ADAPTERS, AdapterState
 
 _MOST_BLOCKED: Final = 16
 """Groups that do not fit and that one step looks past."""
 
 
 class _Outcome(enum.Enum):
-    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. CHANGED:
-    others were preempted for it; the head of the queue is looked at again."""
+    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. NO_SLOT,
+    UNREAD: so do they, because its adapter has no slot or is not in memory. CHANGED: others were preempted for it; the
+    head of the queue is looked at again."""
 
     ADMITTED = enum.auto()
     BLOCKED = enum.auto()
     DEFERRED = enum.auto()
+    NO_SLOT = enum.auto()
+    UNREAD = enum.auto()
     CHANGED = enum.auto()
 
 
@@ -44,7 +48,8 @@ class Admission:
 
     `config.max_bypasses`: how many later groups may be admitted before a waiting one that does not fit, while it is
     first; then all behind it wait until it fits, which bounds starvation. 0 is strict order. A swapped group is never
-    passed. A group that lacks a slot for its adapter is passed by those without one, without a bound.
+    passed. A group that lacks a slot for its adapter is passed by those without one, without a bound; the step looks at
+    no other waiting group with an adapter. Of the groups whose adapter is not in memory it looks at the first.
     Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all that is
     not cached, and only groups that lack a slot for their adapter, which all others pass, or blocks that another one
     fetches, are passed, without a bound.
@@ -71,6 +76,8 @@ class Admission:
     def admit(self, plan: StepPlan, now: float, next_group: Callable[[], SequenceGroup | None]) -> None:
         """Admit groups at time `now`, each the one that `next_group` returns (the head of a queue, or None to stop),
         until no tokens for prompts are left or a group that may not be passed does not fit."""
+        if plan.adapter_waits:
+            self._registry.waiting.pass_over(WITH_ADAPTERS)
         deferred: list[SequenceGroup] = []
         blocked: list[SequenceGroup] = []
         computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager)
@@ -80,10 +87,8 @@ class Admission:
             outcome, because = attempt
             if because and not blocked:
                 self._registry.log.note("blocked", group.request, because)
-            if outcome is _Outcome.DEFERRED:
-                deferred.append(group)
-                plan.adapter_waits |= not self._whole_prompts and isinstance(plan.lacking(group), AdapterBudget)
-                self._registry.queue_of(group).remove(group)
+            if outcome in (_Outcome.DEFERRED, _Outcome.NO_SLOT, _Outcome.UNREAD):
+                self._pass(group, outcome, plan, deferred)
             elif outcome is _Outcome.BLOCKED:
                 may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
                 others_may_fit = not plan.is_full or self._registry.policy.may_outrank
@@ -98,9 +103,29 @@ class Admission:
                     break
         for group in deferred + blocked:
             self._registry.queue_of(group).push(group)
+        self._registry.waiting.look_at_all()
+
+    def _pass(self, group: SequenceGroup, outcome: _Outcome, plan: StepPlan, deferred: list[SequenceGroup]) -> None:
+        """Look past a group in this step, and past all others that its adapter keeps from running."""
+        waiting, adapter = self._registry.waiting, group.request.adapter
+        if outcome is _Outcome.NO_SLOT and not self._whole_prompts:
+            plan.adapter_waits = True
+            waiting.pass_over(WITH_ADAPTERS)
+        if outcome is _Outcome.DEFERRED or group.status is SequenceStatus.SWAPPED:
+            deferred.append(group)
+            self._registry.queue_of(group).remove(group)
+        elif adapter is not None and not plan.adapter_waits:
+            if outcome is _Outcome.NO_SLOT:
+                waiting.set_state(adapter, AdapterState.NO_SLOT)
+            waiting.pass_over([waiting.state_of(adapter)])
 
     def _start(self, group: SequenceGroup, plan: StepPlan, computing: set[bytes]) -> None:
+        had_free_slots = plan.has_free_slots
         plan.admit(group)
+        if group.request.adapter is not None:
+            self._registry.waiting.set_state(group.request.adapter, AdapterState.READY)  # it has a slot now
+            if had_free_slots and not plan.has_free_slots:
+                self._registry.waiting.look_at_all()  # a group whose adapter is read lacks a slot, too, from here on
         if group.status is SequenceStatus.FETCHING:
             return  # it runs when its blocks are there
         self._rows.plan_group(group, plan)
@@ -118,15 +143,16 @@ class Admission:
         """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
         refused = self._budget_refusal(group, plan)
         may_preempt = self._registry.policy.may_outrank
-        if refused is not None and not may_preempt and (plan.is_full or refused.outcome is _Outcome.DEFERRED):
+        lacks_slot = refused is not None and refused.outcome is _Outcome.NO_SLOT
+        if refused is not None and not may_preempt and (plan.is_full or lacks_slot):
             return refused  # whatever it would find in the cache
-        if refused is None and (because := self._adapter_refusal(group, plan)):
-            return _Attempt(_Outcome.DEFERRED, because)
+        if (refused is None or lacks_slot) and (because := self._read_refusal(group, may_preempt=lacks_slot)):
+            return refused or _Attempt(_Outcome.UNREAD, because)
         hit = self.find_prefix(group)
-        if hit.missing in computing:
-            return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
+        if hit.missing in computing:  # this step computes what it needs: in the next one it is a hit
+            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.DEFERRED)
         if self._fetching is not None and self._fetching.comes(group, hit):
-            return _Attempt(_Outcome.DEFERRED)
+            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.DEFERRED)
         shortage = self._without_pins(group, lambda: self._shortage(group, hit))
         if refused is None and shortage is not None:
             refused = _Attempt(_Outcome.BLOCKED, shortage.because)
@@ -161,15 +187,24 @@ class Admission:
         budget = plan.lacking(group)
         if budget is None:
             return None
-        is_passed = isinstance(budget, AdapterBudget)
-        return _Attempt(_Outcome.DEFERRED if is_passed else _Outcome.BLOCKED, budget.reason(group))
+        lacks_slot = isinstance(budget, AdapterBudget)
+        return _Attempt(_Outcome.NO_SLOT if lacks_slot else _Outcome.BLOCKED, budget.reason(group))
 
     def _adapter_refusal(self, group: SequenceGroup, plan: StepPlan) -> str:
-        """Return why the group's adapter keeps it from running now, though there is a slot; an empty string for no
-        reason."""
+        """Return why the adapter of a swapped group keeps it from running now, though there is a slot; an empty string
+        for no reason."""
         if plan.adapter_waits and group.request.adapter is not None:
             return "another request waits for a slot for its adapter before it"
         return "" if self._adapters is None else self._adapters.refusal(group)
+
+    def _read_refusal(self, group: SequenceGroup, *, may_preempt: bool) -> str:
+        """Return why a waiting group's adapter is not in memory; an empty string when it is. may_preempt: the group
+        lacks a slot and may preempt those that have one, which run on until its adapter has been read."""
+        if self._adapters is None:
+            return ""
+        policy, running = self._registry.policy, self._registry.running
+        has_victims = may_preempt and bool(policy.victims_for(group, running))
+        return self._adapters.refusal(group, may_preempt=has_victims)
 
     def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
         """Return why the group's first row cannot be planned now; an empty string when it can."""

@@ -121,9 +121,14 @@ class AdapterBudget(Budget):
         for group in running:
             self.admit(group)
 
+    @property
+    def has_free_slots(self) -> bool:
+        """Whether a further adapter may run."""
+        return len(self._num_groups) < self._limit
+
     def num_missing(self, group: SequenceGroup) -> int:
         name = group.request.adapter
-        return int(name is not None and name not in self._num_groups and len(self._num_groups) >= self._limit)
+        return int(name is not None and name not in self._num_groups and not self.has_free_slots)
 
     def reason(self, group: SequenceGroup) -> str:
         return f"adapter {group.request.adapter} needs a slot, all {self._limit} are in use (max_loras)"

@@ -13,7 +13,7 @@ from octavo.core.step import NO_PROPOSALS, BlockCopy, BlockOps, NewSequence, Sch
 from octavo.kv_cache.allocation import SlotGrowth
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_table import BlockTable
-from octavo.scheduler.budget import Budget, TokenBudget, make_budgets
+from octavo.scheduler.budget import AdapterBudget, Budget, TokenBudget, make_budgets
 from octavo.scheduler.registry import Registry
 
 
@@ -71,6 +71,11 @@ class StepPlan:
     def is_full(self) -> bool:
         """Whether no group can be admitted, however little it needs."""
         return any(budget.is_full for budget in self.budgets)
+
+    @property
+    def has_free_slots(self) -> bool:
+        """Whether a further adapter may run."""
+        return all(budget.has_free_slots for budget in self.budgets if isinstance(budget, AdapterBudget))
 
     def lacking(self, group: SequenceGroup) -> Budget | None:
         """Return the first budget that does not grant the group; None when all do."""

@@ -10,16 +10,12 @@ from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class GroupQueue(Protocol):
-    """Groups that wait, in a policy's order."""
+    """Groups that wait. The policy that made the queue knows their order (`Policy.first`)."""
 
     def __len__(self) -> int: ...
 
     def push(self, group: SequenceGroup) -> None:
         """Add a group: a new one, a preempted one, or one that was removed for the rest of a step."""
-        ...
-
-    def peek(self, now: float) -> SequenceGroup | None:
-        """Return the group that is next at time `now`, or None."""
         ...
 
     def remove(self, group: SequenceGroup) -> None:
@@ -41,8 +37,20 @@ class Policy:
     """Whether `outranks` is ever true, or `victims_for` ever returns a group."""
 
     def make_queue(self) -> GroupQueue:
-        """Return a queue for waiting groups, new and preempted ones, in this policy's order."""
+        """Return an empty queue for waiting groups, new and preempted ones, in this policy's order. Each waiting group
+        is in one of the queues."""
         return WaitingQueue(self.key)
+
+    def first(self, queues: SequenceABC[Any], now: float) -> SequenceGroup | None:
+        """Return the group that is next at time `now` in some of the queues that `make_queue` made, or None. These have
+        a `peek`, which returns the next group in them, and a `place`, which returns the place of that group."""
+        heads: list[tuple[Any, SequenceGroup]] = []
+        for queue in queues:
+            if (head := queue.peek(now)) is not None:
+                heads.append((queue, head))
+        if len(heads) <= 1:
+            return heads[0][1] if heads else None
+        return min(heads, key=lambda each: each[0].place(now))[1]
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
         """Return the place of a group among those that wait, smallest first, as far as it does not depend on the

@@ -17,8 +17,9 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.policy import GroupQueue, Policy
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.turns import Turns
+from octavo.scheduler.waiting_groups import WaitingGroups
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 NUM_TIMELINES: Final = 256
@@ -61,7 +62,7 @@ class Registry:
         self.log = DecisionLog()
         self._connector = connector
         self.groups: dict[str, SequenceGroup] = {}
-        self.waiting = policy.make_queue()
+        self.waiting = WaitingGroups(policy)
         self.running: list[SequenceGroup] = []
         self.swapped = WaitingQueue(policy.key)
         self.fetching: dict[int, SequenceGroup] = {}
@@ -117,7 +118,7 @@ class Registry:
         """Return the group of a sequence that has not ended."""
         return self._by_sequence[seq_id][0]
 
-    def queue_of(self, group: SequenceGroup) -> GroupQueue:
+    def queue_of(self, group: SequenceGroup) -> WaitingGroups | WaitingQueue:
         """Return the queue in which a group waits, or would wait."""
         return self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting
 

@@ -68,7 +68,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.config = config
         self.connector = connector
-        self.policy = policy = Policy() if policy is None else policy  # one that is its own queue may be empty
+        self.policy = policy = policy or Policy()
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None
         self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait, connector=connector)

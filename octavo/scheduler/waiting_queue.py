@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from octavo.core.sequence import SequenceGroup
@@ -24,6 +24,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        """Yield the groups in no order."""
+        return (group for _, _, group in self._entries.values())
+
     def __contains__(self, group: SequenceGroup) -> bool:
         return group.request_id in self._entries
 
@@ -40,6 +44,11 @@ class WaitingQueue:
                 return group
             heapq.heappop(self._heap)
         return None
+
+    def place(self, now: float = 0.0) -> tuple[Any, ...]:
+        """Return the key of the first group. IndexError when the queue is empty."""
+        self.peek()
+        return self._heap[0][0]
 
     def remove(self, group: SequenceGroup) -> None:
         """Remove a group, wherever it stands. KeyError when it is not in the queue."""

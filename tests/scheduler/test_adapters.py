@@ -75,8 +75,17 @@ class Driver:
         self.core = EngineCore(self.executor, scheduler, ready, max_steps_in_flight=depth, clock=Clock())
         self.seen = Collected()
 
-    def add(self, name: str, adapter: str | None = None, prompt: Iterable[int] = range(6), **params: Any) -> None:
+    def add(
+        self,
+        name: str,
+        adapter: str | None = None,
+        prompt: Iterable[int] = range(6),
+        asked: tuple[int, str | None, float | None] = (0, None, None),
+        **params: Any,
+    ) -> None:
+        """asked: the priority, the tenant, and the deadline of the first token in seconds."""
         request = make_request(name, prompt, **{"seed": len(self.executor.of_seed), **params})
+        request.priority, request.tenant, request.first_token_deadline_s = asked
         self.executor.of_seed[request.params.seed] = adapter
         if adapter is not None:
             request.lora_request = LoRARequest(adapter, 1, f"/{adapter}", digest=adapter)

@@ -234,8 +234,9 @@ def test_a_group_without_a_slot_for_its_adapter_waits_and_is_passed(
 ) -> None:
     core = classic(max_loras=1, **options)
     for name, adapter, n in asked:
-        core.add_request(request := make_request(name, [ord(name)], max_tokens=2, n=n))
+        request = make_request(name, [ord(name)], max_tokens=2, n=n)
         request.adapter = adapter
+        core.add_request(request)
     core.step()
     assert names(core.scheduler.running) == running
     run(core)

@@ -21,6 +21,7 @@ from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.waiting_groups import WITH_ADAPTERS, WaitingGroups
 from tests.fakes.block_manager import make_manager
 from tests.fakes.engine import Collected, make_core, make_request, make_settings, run, run_alone
 
@@ -219,23 +220,27 @@ class TestOrder:
         names = ["", *(f"t{number}" for number in range(9))]
         asked = [request(str(number), tenant=chosen.choice(names) or None) for number in range(120)]
         outside, waiting = registry.new_groups(asked), list[SequenceGroup]()
+        queue = WaitingGroups(policy)
+        for group in outside:
+            group.request.adapter = chosen.choice([None, "x", "y"])
         came: dict[str, None] = {}  # tenants that wait, in the order in which they came
         for _ in range(3000):
             if outside and chosen.random() < 0.5:
                 waiting.append(group := outside.pop(chosen.randrange(len(outside))))
                 policy.note_arrival(group)
-                policy.push(group)
+                queue.push(group)
                 came.setdefault(group.request.tenant or "")
             elif waiting:
                 outside.append(group := waiting.pop(chosen.randrange(len(waiting))))
-                policy.remove(group)
+                queue.remove(group)
                 if not any(other.request.tenant == group.request.tenant for other in waiting):
                     del came[group.request.tenant or ""]
                 policy.note_end(group)
             if waiting:
                 policy.note_service(chosen.choice(waiting), chosen.randrange(9), 1)
-            assert len(policy) == len(waiting)
-            found = policy.peek(0.0)
+            queue.set_state(chosen.choice("xy"), chosen.choice(WITH_ADAPTERS))
+            assert len(queue) == len(waiting)
+            found = queue.peek(0.0)
             expected = min(came, key=policy.counters.__getitem__, default=None)
             assert (found is None) == (expected is None)
             assert found is None or (found.request.tenant or "") == expected

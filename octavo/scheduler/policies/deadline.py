@@ -17,33 +17,16 @@ class EarliestDeadline(Policy):
 
     `rates` say how long a prompt takes. Requests without a deadline come after those that have one and
     can make it, in order of arrival; those that cannot make it any more come last. The victim is the group with the
-    latest start. It is its own queue: the feasible groups by latest start, and those that are late by arrival.
+    latest start.
     """
 
     may_outrank = True
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
-        self._feasible = WaitingQueue(self.key)
-        self._late = WaitingQueue(lambda group: (group.virtual_start, group.arrival))
 
     def make_queue(self) -> GroupQueue:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._feasible) + len(self._late)
-
-    def push(self, group: SequenceGroup) -> None:
-        self._feasible.push(group)
-
-    def peek(self, now: float) -> SequenceGroup | None:
-        while (head := self._feasible.peek()) is not None and self.latest_start(head) < now:
-            self._feasible.remove(head)
-            self._late.push(head)
-        return self._late.peek() if head is None else head
-
-    def remove(self, group: SequenceGroup) -> None:
-        (self._feasible if group in self._feasible else self._late).remove(group)
+        return _DeadlineQueue(self)
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
         return (self.latest_start(group), group.virtual_start, group.arrival)
@@ -66,3 +49,32 @@ class EarliestDeadline(Policy):
         if deadline is None or group.has_output:
             return math.inf
         return deadline - group.num_prompt_tokens / self._rates.prefill_tokens_per_s
+
+
+class _DeadlineQueue:
+    """The feasible groups by latest start, and behind them those that are late by arrival."""
+
+    def __init__(self, policy: EarliestDeadline) -> None:
+        self._policy = policy
+        self._feasible = WaitingQueue(policy.key)
+        self._late = WaitingQueue(lambda group: (group.virtual_start, group.arrival))
+
+    def __len__(self) -> int:
+        return len(self._feasible) + len(self._late)
+
+    def push(self, group: SequenceGroup) -> None:
+        self._feasible.push(group)
+
+    def peek(self, now: float) -> SequenceGroup | None:
+        while (head := self._feasible.peek()) is not None and self._policy.latest_start(head) < now:
+            self._feasible.remove(head)
+            self._late.push(head)
+        return self._late.peek() if head is None else head
+
+    def place(self, now: float) -> tuple[Any, ...]:
+        self.peek(now)
+        is_late = not len(self._feasible)
+        return (is_late, *(self._late if is_late else self._feasible).place())
+
+    def remove(self, group: SequenceGroup) -> None:
+        (self._feasible if group in self._feasible else self._late).remove(group)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
+from collections.abc import Sequence as SequenceABC
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -18,44 +21,37 @@ admissions."""
 
 
 class LongestPrefixMatch(Policy):
-    """First come, first served among groups that find equally much. It is its own queue: preempted groups come first,
-    then those that find most in the cache at this moment."""
+    """First come, first served among groups that find equally much. Preempted groups come first, then those that find
+    most in the cache at this moment."""
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._block_manager = block_manager
-        self._ordered: list[tuple[tuple[Any, ...], SequenceGroup]] = []
-        """The groups with their keys, by key. A step may remove all of them and push them again."""
-        self._keys: dict[str, tuple[Any, ...]] = {}
         self._num_passes: dict[str, int] = {}
         """How often a group was the oldest when another was admitted."""
+        self._oldest: SequenceGroup | None = None
+        """The oldest group of those that were compared last."""
         self._found: dict[str, int] = {}
         self._found_at = float("-inf")
 
     def make_queue(self) -> GroupQueue:
-        return self
+        return _OrderedQueue(self)
 
-    def __len__(self) -> int:
-        return len(self._ordered)
-
-    def push(self, group: SequenceGroup) -> None:
-        key = self._keys[group.request_id] = self.key(group)
-        insort(self._ordered, (key, group), key=itemgetter(0))
-
-    def peek(self, now: float) -> SequenceGroup | None:
+    def first(self, queues: SequenceABC[Any], now: float) -> SequenceGroup | None:
         if now != self._found_at:
             self._found_at, self._found = now, {}
-        best, most = None, -1
-        for place, (_, group) in enumerate(self._ordered[:WINDOW]):
-            if place == 0 and (group.was_preempted or self._num_passes.get(group.request_id, 0) >= MOST_PASSES):
-                return group
+        oldest = heapq.merge(*(queue.ordered[:WINDOW] for queue in queues), key=itemgetter(0))
+        best: SequenceGroup | None = None
+        most = -1
+        group: SequenceGroup
+        for place, (_, group) in enumerate(islice(oldest, WINDOW)):
+            if place == 0:
+                self._oldest = group
+                if group.was_preempted or self._num_passes.get(group.request_id, 0) >= MOST_PASSES:
+                    return group
             found = self._num_found(group)
             if found > most:
                 best, most = group, found
         return best
-
-    def remove(self, group: SequenceGroup) -> None:
-        key = self._keys.pop(group.request_id)
-        del self._ordered[bisect_left(self._ordered, key, key=itemgetter(0))]
 
     def _num_found(self, group: SequenceGroup) -> int:
         """Return how many tokens a group finds in the cache. It is looked up once in a step: a step publishes nothing
@@ -69,9 +65,29 @@ class LongestPrefixMatch(Policy):
 
     def note_admitted(self, group: SequenceGroup) -> None:
         self._num_passes.pop(group.request_id, None)
-        key, oldest = self._ordered[0] if self._ordered else ((), None)
-        if oldest is not None and key < self.key(group):
+        oldest, self._oldest = self._oldest, None
+        if oldest is not None and oldest is not group:
             self._num_passes[oldest.request_id] = self._num_passes.get(oldest.request_id, 0) + 1
 
     def note_end(self, group: SequenceGroup) -> None:
         self._num_passes.pop(group.request_id, None)
+
+
+class _OrderedQueue:
+    """ordered: the groups with their keys, by key."""
+
+    def __init__(self, policy: LongestPrefixMatch) -> None:
+        self._policy = policy
+        self.ordered: list[tuple[tuple[Any, ...], SequenceGroup]] = []
+        self._keys: dict[str, tuple[Any, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+    def push(self, group: SequenceGroup) -> None:
+        key = self._keys[group.request_id] = self._policy.key(group)
+        insort(self.ordered, (key, group), key=itemgetter(0))
+
+    def remove(self, group: SequenceGroup) -> None:
+        key = self._keys.pop(group.request_id)
+        del self.ordered[bisect_left(self.ordered, key, key=itemgetter(0))]

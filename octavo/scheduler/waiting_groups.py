@@ -1,0 +1,115 @@
+"""The groups that wait without blocks: queues of the policy, by what keeps a group's adapter from running."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.policy import GroupQueue, Policy
+
+
+class AdapterState(enum.Enum):
+    """What is known of a waiting group's adapter.
+
+    NONE: the group uses no adapter. READY: nothing keeps the adapter from running. NO_SLOT: it lacked a slot when one
+    of its groups was last looked at. UNREAD: its read could not begin then. READING: it is being read.
+    """
+
+    NONE = enum.auto()
+    READY = enum.auto()
+    NO_SLOT = enum.auto()
+    UNREAD = enum.auto()
+    READING = enum.auto()
+
+
+WITH_ADAPTERS: Final = tuple(state for state in AdapterState if state is not AdapterState.NONE)
+
+
+class WaitingGroups:
+    """All waiting groups in the policy's order. The groups of one adapter are in the queue of its state, so that a step
+    passes all queues of adapters that cannot run, and looks at none of the groups in them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._queues: dict[AdapterState, GroupQueue] = {}
+        self._open: list[GroupQueue] = []
+        self._passed: set[AdapterState] = set()
+        self._by_adapter: dict[str, dict[str, SequenceGroup]] = {}
+        self._states: dict[str, AdapterState] = {}
+        self._preempted: dict[str, SequenceGroup] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def push(self, group: SequenceGroup) -> None:
+        adapter = group.request.adapter
+        if adapter is not None:
+            self._by_adapter.setdefault(adapter, {})[group.request_id] = group
+            if group.was_preempted:
+                self._preempted[group.request_id] = group
+        self._queue_in(self.state_of(adapter)).push(group)
+
+    def peek(self, now: float) -> SequenceGroup | None:
+        """Return the group that is next at time `now`, of those in queues that are not passed; None for none."""
+        return self._policy.first(self._open, now)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Remove a group, wherever it stands. KeyError when it is not there."""
+        adapter = group.request.adapter
+        self._queues[self.state_of(adapter)].remove(group)
+        if adapter is not None:
+            self._preempted.pop(group.request_id, None)
+            of_adapter = self._by_adapter[adapter]
+            del of_adapter[group.request_id]
+            if not of_adapter:
+                del self._by_adapter[adapter]
+                self._states.pop(adapter, None)
+
+    # ---- adapters ----
+
+    def state_of(self, adapter: str | None) -> AdapterState:
+        """Return the state in which the adapter is taken to be."""
+        return AdapterState.NONE if adapter is None else self._states.get(adapter, AdapterState.READY)
+
+    def set_state(self, adapter: str, state: AdapterState) -> None:
+        """Take an adapter to be in this state, while groups with it wait."""
+        before = self.state_of(adapter)
+        if before is state or adapter not in self._by_adapter:
+            return
+        self._states[adapter] = state
+        source, target = self._queues[before], self._queue_in(state)
+        for group in self._by_adapter[adapter].values():
+            target.push(group)  # first, so that the group waits all the time
+            source.remove(group)
+
+    def pass_over(self, states: Iterable[AdapterState]) -> None:
+        """Let `peek` return no group whose adapter is in one of these states, until `look_at_all`."""
+        self._passed.update(states)
+        self._select()
+
+    def look_at_all(self) -> None:
+        """End what `pass_over` began."""
+        if self._passed:
+            self._passed.clear()
+            self._select()
+
+    def one_of_each_adapter(self) -> Iterator[SequenceGroup]:
+        """Yield one waiting group for each adapter."""
+        return (next(iter(groups.values())) for groups in self._by_adapter.values())
+
+    @property
+    def preempted_with_adapters(self) -> Iterable[SequenceGroup]:
+        """The groups with adapters that have run before."""
+        return self._preempted.values()
+
+    def _queue_in(self, state: AdapterState) -> GroupQueue:
+        queue = self._queues.get(state)
+        if queue is None:
+            queue = self._queues[state] = self._policy.make_queue()
+            self._select()
+        return queue
+
+    def _select(self) -> None:
+        self._open = [queue for state, queue in self._queues.items() if state not in self._passed]
