@@ -19,18 +19,29 @@ if TYPE_CHECKING:
     from octavo.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
     from octavo.config.args import AsyncEngineArgs as AsyncEngineArgs
     from octavo.config.args import EngineArgs as EngineArgs
+    from octavo.config.argument_parser import FlexibleArgumentParser as FlexibleArgumentParser
+    from octavo.config.pooler_config import PoolerConfig as PoolerConfig
     from octavo.config.server_args import ServerArgs as ServerArgs
     from octavo.core.adapter import LoRARequest as LoRARequest
     from octavo.core.outputs import CompletionOutput as CompletionOutput
     from octavo.core.outputs import PinnedPrefix as PinnedPrefix
     from octavo.core.outputs import RequestOutput as RequestOutput
+    from octavo.core.pooling import ClassificationOutput as ClassificationOutput
     from octavo.core.pooling import ClassificationRequestOutput as ClassificationRequestOutput
+    from octavo.core.pooling import EmbeddingOutput as EmbeddingOutput
     from octavo.core.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.core.pooling import PoolingOutput as PoolingOutput
     from octavo.core.pooling import PoolingParams as PoolingParams
     from octavo.core.pooling import PoolingRequestOutput as PoolingRequestOutput
+    from octavo.core.pooling import ScoringOutput as ScoringOutput
     from octavo.core.pooling import ScoringRequestOutput as ScoringRequestOutput
+    from octavo.core.prompt import EmbedsPrompt as EmbedsPrompt
     from octavo.core.prompt import Prompt as Prompt
+    from octavo.core.prompt import PromptType as PromptType
+    from octavo.core.prompt import TextPrompt as TextPrompt
+    from octavo.core.prompt import TokensPrompt as TokensPrompt
     from octavo.core.sampling_params import OutputKind as OutputKind
+    from octavo.core.sampling_params import RequestOutputKind as RequestOutputKind
     from octavo.core.sampling_params import SamplingParams as SamplingParams
     from octavo.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine as LLMEngine
@@ -43,13 +54,15 @@ _NAMES = {
     "octavo.async_llm": "AsyncLLM",
     "octavo.async_llm_engine": "AsyncLLMEngine",
     "octavo.config.args": "AsyncEngineArgs EngineArgs",
+    "octavo.config.argument_parser": "FlexibleArgumentParser",
+    "octavo.config.pooler_config": "PoolerConfig",
     "octavo.config.server_args": "ServerArgs",
     "octavo.core.adapter": "LoRARequest",
     "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
-    "octavo.core.pooling": "ClassificationRequestOutput EmbeddingRequestOutput PoolingParams PoolingRequestOutput "
-    "ScoringRequestOutput",
-    "octavo.core.prompt": "Prompt",
-    "octavo.core.sampling_params": "OutputKind SamplingParams",
+    "octavo.core.pooling": "ClassificationOutput ClassificationRequestOutput EmbeddingOutput EmbeddingRequestOutput "
+    "PoolingOutput PoolingParams PoolingRequestOutput ScoringOutput ScoringRequestOutput",
+    "octavo.core.prompt": "EmbedsPrompt Prompt PromptType TextPrompt TokensPrompt",
+    "octavo.core.sampling_params": "OutputKind RequestOutputKind SamplingParams",
     "octavo.core.structured_outputs": "StructuredOutputsParams",
     "octavo.engine.llm_engine": "LLMEngine",
     "octavo.errors": "OctavoError",

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -37,6 +37,9 @@ from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.async_llm_engine import AsyncLLMEngine
 
 _PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -81,6 +84,13 @@ class AsyncLLM:
         """
         with core or SpawnedCore() as core:
             return await cls.start_over(args, partial(Replicas.start, core=core))
+
+    @staticmethod
+    def from_engine_args(engine_args: EngineArgs) -> AsyncLLMEngine:
+        """Return an engine that starts when it is first used, as `AsyncLLMEngine.from_engine_args` does."""
+        from octavo.async_llm_engine import AsyncLLMEngine
+
+        return AsyncLLMEngine(engine_args)
 
     @classmethod
     async def start_over(cls, args: EngineArgs, start_replicas: StartReplicas) -> AsyncLLM:

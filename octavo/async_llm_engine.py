@@ -80,8 +80,12 @@ class AsyncLLMEngine:
         """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""
         return await (await self.start()).reset_prefix_cache()
 
-    async def shutdown(self) -> None:
-        """End the core process, if it was started; open requests get EngineDeadError. Idempotent."""
+    def shutdown(self) -> asyncio.Task[None]:
+        """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits
+        what it returns goes on when the process has ended."""
+        return asyncio.create_task(self._shut_down(), name="octavo-shutdown")
+
+    async def _shut_down(self) -> None:
         if self._starting is None:
             return
         self._starting.cancel()  # without effect on an engine that has started

@@ -13,6 +13,8 @@ from typing import Any, Self, Unpack, cast
 
 import msgspec
 
+from octavo.config.args import EngineArgs
+from octavo.config.fields import values_of
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.adapter import LoRARequest
@@ -29,7 +31,7 @@ from octavo.core.pooling import (
     ScoringRequestOutput,
     scored_pair,
 )
-from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
+from octavo.core.prompt import Prompt, PromptLike, listed
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
@@ -61,7 +63,7 @@ class LLM:
         args = engine_args(given)
         if args.target_step_ms is None:
             args = dataclasses.replace(args, target_step_ms=0.0)
-        self.engine = LLMEngine.from_args(args)
+        self.engine = self.llm_engine = LLMEngine.from_args(args)
         self._request_numbers = itertools.count()
         _log.info("%s", self.engine.ready.plan)
 
@@ -69,9 +71,14 @@ class LLM:
     def from_engine(cls, engine: LLMEngine) -> LLM:
         """Return an `LLM` over an existing engine."""
         llm = cls.__new__(cls)
-        llm.engine = engine
+        llm.engine = llm.llm_engine = engine
         llm._request_numbers = itertools.count()
         return llm
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Return an `LLM` with these arguments."""
+        return cls(**values_of(engine_args, EngineArgs))
 
     @property
     def config(self) -> EngineConfig:
@@ -100,7 +107,7 @@ class LLM:
         Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
         Ctrl-C ends all of them and leaves the model usable.
         """
-        given = _listed(prompts)
+        given = listed(prompts)
         makers = [partial(Prompt.read, prompt) for prompt in given]
         return self._run(makers, sampling_params, options_of_each(len(given), options), use_tqdm)
 
@@ -158,7 +165,7 @@ class LLM:
             early_stopping=early_stopping,
             **others,
         )
-        make_prompts = [partial(Prompt.read, prompt) for prompt in _listed(prompts)]
+        make_prompts = [partial(Prompt.read, prompt) for prompt in listed(prompts)]
         each = options_of_each(len(make_prompts), options)
         return self._run(make_prompts, params, each, use_tqdm, {"best_of": "beam_width"})
 
@@ -181,7 +188,7 @@ class LLM:
         arguments and refused prompts are as in `generate`; `outputs` of those is None. Raises InvalidRequest for a
         model that does not do the task.
         """
-        given, vectors = _listed(prompts), self.engine.input.vectors
+        given, vectors = listed(prompts), self.engine.input.vectors
         read = Prompt.read if prompt_name is None else lambda each: vectors.prompted(Prompt.read(each), prompt_name)
         makers = [partial(read, prompt) for prompt in given]
         changes = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
@@ -201,7 +208,7 @@ class LLM:
         prompt_name: the text with this name in config_sentence_transformers.json is put before each prompt; None takes
         the default that the file names.
         """
-        given = [self.engine.input.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in _listed(prompts)]
+        given = [self.engine.input.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in listed(prompts)]
         outputs = self.encode(given, *arguments, pooling_task="embed", **keywords)
         return [EmbeddingRequestOutput.of(each, _of(each, EmbeddingOutput)) for each in outputs]
 
@@ -389,11 +396,3 @@ class LLM:
 def _of(output: PoolingRequestOutput, make: Callable[[list[float]], Any]) -> Any:
     """Return what is made of the values of an output; None where it has an error."""
     return None if output.outputs is None else make(output.outputs.data.tolist())
-
-
-def _listed(prompts: Any) -> list[Any]:
-    if is_single_prompt(prompts):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
-    return list(prompts)

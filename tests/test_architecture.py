@@ -71,7 +71,7 @@ ARROWS: dict[str, set[str]] = {
     "devices": EVERYBODY | {"_native", "ops", "attention", "sampling"},
     "builtin": EVERYBODY,
     "llm": EVERYBODY | {"config", "engine"},
-    "async_llm": EVERYBODY | {"config", "engine"},
+    "async_llm": EVERYBODY | {"config", "engine", "async_llm_engine"},
     "async_llm_engine": EVERYBODY | {"config", "engine", "async_llm"},
     "server": EVERYBODY | {"config", "engine", "async_llm", "multimodal", "structured_output.grammars", "__init__"},
     "deploy": EVERYBODY | {"config", "async_llm", "server"},

@@ -72,6 +72,15 @@ async def test_a_reader_that_leaves_while_the_engine_starts_leaves_it_to_others(
     await engine.shutdown()
 
 
+async def test_a_shutdown_that_nobody_awaits_ends_the_engine(starts: list[EngineArgs]) -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs())
+    assert (await collect(engine, "a"))[-1].outputs[0].text == "a"
+    llm = await engine.start()
+    engine.shutdown()
+    assert "shut down" in str(await asyncio.wait_for(llm.wait_dead(), 5))
+    await engine.shutdown()
+
+
 async def test_an_engine_that_never_started_ends_without_starting(starts: list[EngineArgs]) -> None:
     engine = AsyncLLMEngine(AsyncEngineArgs())
     await engine.abort("x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from octavo.config.args import EngineArgs
 from octavo.config.schema import CacheConfig
 from octavo.core.messages import EngineCoreRequest, StepOutputs
 from octavo.core.outputs import PinnedPrefix
@@ -418,3 +420,18 @@ def test_text_that_is_no_unicode_is_refused_by_itself(tmp_path: Path) -> None:
         llm.generate("one", tenant="\ud800")
     with pytest.raises(InvalidRequest, match="stop is no valid Unicode"):
         SamplingParams(stop="\ud800")
+
+
+def test_arguments_make_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[EngineArgs] = []
+    engine = make_llm(tmp_path).engine
+
+    def from_args(args: EngineArgs) -> LLMEngine:
+        given.append(args)
+        return engine
+
+    monkeypatch.setattr(LLMEngine, "from_args", from_args)
+    args = EngineArgs(max_num_seqs=3, served_model_name=("a", "b"))
+    llm = LLM.from_engine_args(args)
+    assert given == [dataclasses.replace(args, target_step_ms=0.0)]
+    assert llm.llm_engine is llm.engine is engine

@@ -21,6 +21,14 @@ def test_every_public_name_has_one_home() -> None:
     assert set(octavo.__all__) == set(octavo._HOME) | {"__version__"}
 
 
+def test_the_names_that_vllm_exports_are_there() -> None:
+    theirs = """LLM PromptType TextPrompt TokensPrompt SamplingParams RequestOutput CompletionOutput PoolingOutput
+    PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput
+    ScoringOutput ScoringRequestOutput LLMEngine EngineArgs AsyncLLMEngine AsyncEngineArgs PoolingParams
+    RequestOutputKind FlexibleArgumentParser PoolerConfig LoRARequest AsyncLLM StructuredOutputsParams"""
+    assert set(theirs.split()) <= set(octavo.__all__)
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'octavo' has no attribute 'Nothing'"):
         octavo.Nothing  # type: ignore[attr-defined]  # noqa: B018

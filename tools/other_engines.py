@@ -40,6 +40,13 @@ _VLLM = """\
 Most names are those that you know. A name that octavo does not have is an error that gives the reason, or the name that
 is near; it is never ignored. In the tables below *same* is a name that means the same in octavo, *refused* one that
 octavo does without.
+
+Every name is imported from `octavo` itself: `from vllm.lora.request import LoRARequest` becomes
+`from octavo import LoRARequest`. This changes a program in place, and is often all that it needs beside a model's name:
+
+```bash
+sed -i -E 's/^( *)from vllm[a-zA-Z0-9_.]* import/\\1from octavo import/; s/^import vllm$/import octavo/' program.py
+```
 """
 
 _LLAMA_CPP = """\

@@ -6,7 +6,7 @@ the `OCTAVO_*` variable, the line in the reference page and the check that each 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.config.checkpoint_args import ChatArgs, CheckpointArgs
 from octavo.config.device_args import DeviceArgs
@@ -14,6 +14,11 @@ from octavo.config.fields import ArgumentGroup, Arguments, arg
 from octavo.config.media_args import MediaArgs
 from octavo.config.speculative_args import SpeculativeArgs
 from octavo.config.transfer_args import TransferArgs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from octavo.config.argument_parser import Parser
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
@@ -360,6 +365,21 @@ class EngineArgs(
     def num_engines(self) -> int:
         """Return the number of cores behind one front."""
         return self.prefill + self.decode or self.data_parallel_size
+
+    @staticmethod
+    def add_cli_args(parser: Parser) -> Parser:
+        """Add a flag for each argument to a parser of argparse, and return it; without the flag a value is that of the
+        OCTAVO_* variable, or the default."""
+        from octavo.config.argument_parser import add_engine_flags
+
+        return add_engine_flags(parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+        """Return the engine arguments among parsed flags. Raises ConfigError for a wrong value."""
+        from octavo.config.argument_parser import args_of_namespace
+
+        return args_of_namespace(args)
 
 
 AsyncEngineArgs = EngineArgs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -20,6 +20,17 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "use_activation": (bool,),
     "step_tag_id": (int,),
 }
+
+
+class PoolerConfig(TypedDict, total=False):
+    """What the argument `pooler_config` takes: a mapping, under the name that vLLM has for it."""
+
+    task: str
+    pooling_type: str
+    seq_pooling_type: str
+    tok_pooling_type: str
+    use_activation: bool
+    step_tag_id: int
 
 
 def with_overrides(found: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:

@@ -89,6 +89,28 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     def time_to_first_token(self) -> float | None:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
+    # the names of vLLM's RequestStateStats, by which programs read times
+
+    @property
+    def queued_ts(self) -> float:
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float | None:
+        return self.first_scheduled_time
+
+    @property
+    def first_token_ts(self) -> float | None:
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float | None:
+        return self.last_token_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        return self.time_to_first_token
+
 
 class RequestError(msgspec.Struct, frozen=True):
     """Why a request ended with an error: one line for a person, the field in question, a word for machines.

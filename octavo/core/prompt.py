@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -91,11 +91,48 @@ through an encoder, with `encoder_prompt` and `decoder_prompt`."""
 _BESIDE: Final = frozenset({"cache_salt", "cache_namespace", "multi_modal_data"})
 
 
+class _Beside(TypedDict, total=False):
+    multi_modal_data: Mapping[str, Any] | None
+    cache_salt: str | None
+    cache_namespace: str | None
+
+
+class TextPrompt(_Beside):
+    """A prompt given as text: a mapping, under the name that vLLM has for it."""
+
+    prompt: str
+
+
+class TokensPrompt(_Beside):
+    """A prompt given as token ids: a mapping, under the name that vLLM has for it."""
+
+    prompt_token_ids: Sequence[int]
+
+
+class EmbedsPrompt(_Beside):
+    """A prompt given as vectors [tokens, width]: a mapping, under the name that vLLM has for it."""
+
+    prompt_embeds: Any
+
+
+PromptType = PromptLike
+"""vLLM's name for what a prompt may be."""
+
+
 def is_single_prompt(value: Any) -> bool:
     """Return True for one prompt, False for a list of prompts. An empty list is an empty list of prompts."""
     if isinstance(value, str | Mapping | Prompt):
         return True
     return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
+
+
+def listed(prompts: Any) -> list[Any]:
+    """Return one prompt in a list, or a list of prompts. Raises InvalidRequest for anything else."""
+    if is_single_prompt(prompts):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
+    return list(prompts)
 
 
 def checked_cache_salt(value: Any) -> str | None:

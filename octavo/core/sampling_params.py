@@ -41,6 +41,10 @@ class OutputKind(enum.StrEnum):
     FINAL_ONLY = "final_only"
 
 
+RequestOutputKind = OutputKind
+"""vLLM's name for it."""
+
+
 class Param(msgspec.Struct, frozen=True):
     """Documentation and limits of one field. NaN and infinities are refused in all of them."""
 
@@ -66,8 +70,8 @@ class _NamesItsFields(msgspec.StructMeta):
             raise
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_NamesItsFields):
-    """How tokens are drawn for one request, in the words of vLLM and the OpenAI API.
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=_NamesItsFields):
+    """How tokens are drawn for one request, in the words of vLLM and the OpenAI API. Requests keep a copy.
 
     Raises InvalidRequest naming the field, its value and its limit.
     """
@@ -151,8 +155,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: Annotated[OutputKind, Param("cumulative, delta, or final_only.")] = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        if self.seed == -1:
-            msgspec.structs.force_setattr(self, "seed", None)
         if self.logprob_token_ids is not None:
             msgspec.structs.force_setattr(self, "logprobs", 0)
         for name, (annotation, param) in _FIELDS.items():
@@ -163,6 +165,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if checked is not value:
                 msgspec.structs.force_setattr(self, name, checked)
         _check_together(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field to a value that is checked alone; beside the others it is checked in each request."""
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{name} is not a sampling parameter{remark(name, _FIELDS)}", field=name)
+        super().__setattr__(name, _checked(name, value, *_FIELDS[name]))
 
     @classmethod
     def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
@@ -215,7 +223,7 @@ def _checked(name: str, value: Any, annotation: Any, limits: Param) -> Any:
     a whole float the number of its field. Raises InvalidRequest."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kind = get_origin(members[0]) or members[0]
-    if value is None and NoneType in members:
+    if (value is None and NoneType in members) or (name == "seed" and value == -1):
         return None
     if name == "early_stopping":
         return _checked_early_stopping(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.core.prompt import Prompt, is_single_prompt
+from octavo.core.prompt import EmbedsPrompt, Prompt, TextPrompt, TokensPrompt, is_single_prompt
 from octavo.errors import InvalidRequest
 
 
@@ -62,3 +62,10 @@ def test_one_prompt_is_told_from_a_list_of_prompts() -> None:
     assert not is_single_prompt(["a", "b"])
     assert not is_single_prompt([[1], [2]])
     assert not is_single_prompt([])
+
+
+def test_the_names_that_vllm_has_for_prompts_are_mappings() -> None:
+    assert Prompt.read(TextPrompt(prompt="a", cache_salt="s")) == Prompt(text="a", cache_salt="s")
+    assert Prompt.read(TokensPrompt(prompt_token_ids=[1, 2])) == Prompt(token_ids=[1, 2])
+    embeds = EmbedsPrompt(prompt_embeds=np.zeros((2, 4), np.float32))
+    assert Prompt.read(embeds) == Prompt.read({**embeds})

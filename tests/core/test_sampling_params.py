@@ -175,3 +175,16 @@ def test_a_limit_that_nobody_set_makes_room_for_min_tokens() -> None:
         SamplingParams.over_defaults({}, {"min_tokens": 50, "max_tokens": 20})
     with pytest.raises(InvalidRequest, match="which is 16 unless it is set; raise max_tokens"):
         SamplingParams(min_tokens=50)
+
+
+def test_a_field_can_be_set_and_is_checked() -> None:
+    params = SamplingParams()
+    params.max_tokens, params.stop, params.seed = 40, "end", -1  # type: ignore[assignment]
+    assert params == SamplingParams(max_tokens=40, stop="end")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"top_p is 2\.0, must be at most 1"):
+        params.top_p = 2.0
+    with pytest.raises(InvalidRequest, match="top_q is not a sampling parameter; did you mean top_p"):
+        params.top_q = 0.5  # type: ignore[attr-defined]
+    params.min_tokens = 50
+    params.max_tokens = 60
+    assert msgspec.structs.replace(params) == SamplingParams(max_tokens=60, min_tokens=50, stop=("end",))

@@ -53,13 +53,14 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """What the model said. The reasoning has two names: clients know one or the other."""
+    """What the model said. The reasoning has two names: clients know one or the other, and read it where there is
+    none, too."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -164,14 +165,13 @@ class ChatCompletion(Turn):
 
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
         read = joined(self.events(output, completion))
-        reasoning: Any = UNSET if read.reasoning is None else read.reasoning
         calls = [
             ToolCall.of(call.arguments, is_custom=call.is_custom, id=call.id, name=call.name) for call in read.calls
         ]
         return ChatMessage(
             content=self.asked.echoed_text + (read.text or "") or (None if calls else ""),
-            reasoning_content=reasoning,
-            reasoning=reasoning,
+            reasoning_content=read.reasoning,
+            reasoning=read.reasoning,
             tool_calls=calls or UNSET,
         )
 

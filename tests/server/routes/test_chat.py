@@ -137,6 +137,11 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) 
     assert joined == whole.choices[0].logprobs.content
 
 
+def test_a_message_without_reasoning_says_so(client: openai.OpenAI) -> None:
+    message: Any = create(client, max_tokens=1).choices[0].message
+    assert (message.reasoning, message.reasoning_content) == (None, None)
+
+
 def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Served) -> None:
     messages: Any = [
         {"role": "developer", "content": "be brief"},
