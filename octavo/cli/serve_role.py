@@ -13,7 +13,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
 from octavo.engine.core_link import CoreAddress, CoreLink
-from octavo.engine.core_process import Inbox, build_and_serve, build_core
+from octavo.engine.core_process import Inbox, build_and_serve, build_core, collect_rarely
 from octavo.engine.engine_core import EngineCore
 from octavo.logging import set_up
 from octavo.server.sockets import bind, is_loopback
@@ -39,6 +39,7 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
             signal.signal(number, link.stop)
 
         def serve(core: EngineCore, inbox: Inbox) -> None:
+            collect_rarely()
             _log.info("%s", core.ready.plan)
             # also of what is accepted: then the port can be used again as soon as the process has ended
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

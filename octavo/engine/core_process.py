@@ -67,6 +67,10 @@ than the measured ones, and another program may have the machine."""
 _LOADING: Final = ("wake_up", "update_weights")
 """Control calls that take as long as the disk does, and are not looked at as steps are."""
 
+_OBJECTS_UNTIL_COLLECTION: Final = 10_000
+"""New objects after which the garbage collector searches those: 2 ms."""
+_COLLECTIONS_UNTIL_LARGER_ONE: Final = 1_000
+"""Such searches after which it searches the objects that are left of all of them."""
 _UNMEASURED_S_PER_TOKEN: Final = 0.05
 """Assumed of a core that has measured nothing yet: slower than any device of use."""
 
@@ -250,11 +254,18 @@ def main() -> int:
         max_tokens, announces = config.scheduler.max_num_batched_tokens, config.announces_requests
 
         def serve(core: EngineCore, inbox: Inbox) -> None:
-            gc.freeze()  # what is imported and loaded stays: no step waits until it has been searched
-            gc.enable()
+            collect_rarely()
             serve_core(core, connection, max_tokens, inbox, announces=announces)
 
         return build_and_serve(partial(build_core, config), serve, partial(report_failure, connection))
+
+
+def collect_rarely() -> None:
+    """Let the garbage collector search new objects alone, but for once in a long while. No object of a request is part
+    of a cycle, and to search 10,000 waiting requests takes 60 ms, for which no step would be planned."""
+    gc.freeze()  # what is imported and loaded stays
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, _COLLECTIONS_UNTIL_LARGER_ONE)
+    gc.enable()
 
 
 def build_core(config: EngineConfig, on_death: Callable[[str], None], wake: Callable[[], None]) -> EngineCore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from itertools import islice
 from typing import Final
 
 from octavo.core.live import (
@@ -23,7 +24,6 @@ from octavo.core.step import SchedulerOutput
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
 
-_PLACES = (SequenceStatus.RUNNING, SequenceStatus.FETCHING, SequenceStatus.SWAPPED, SequenceStatus.WAITING)
 _KIND_BITS = (1 << OWNER_SHIFT) - 1
 _MOST_NUMBERS: Final = (1 << 32 - OWNER_SHIFT) - 1
 """Cells have 32 bits, and an engine may see more requests than fit above those of the kind."""
@@ -33,9 +33,7 @@ def live_state(scheduler: Scheduler, last_step: SchedulerOutput | None, now: flo
     """Return the state at time `now`, with the decisions and the ended requests of the last `within_s` seconds."""
     began = time.thread_time()
     manager = scheduler.block_manager
-    groups = list(scheduler.groups.values())
-    if len(groups) > MOST_REQUESTS:
-        groups = sorted(groups, key=lambda group: _PLACES.index(group.status))[:MOST_REQUESTS]
+    groups = _listed(scheduler)
     rows = []
     for row in last_step.rows[:MOST_REQUESTS] if last_step is not None else ():
         owner, _ = scheduler.find(row.seq_id)
@@ -52,6 +50,15 @@ def live_state(scheduler: Scheduler, last_step: SchedulerOutput | None, now: flo
         ended=[timeline for timeline in ended if timeline.events[-1][0] >= now - within_s],
         cost_s=time.thread_time() - began,
     )
+
+
+def _listed(scheduler: Scheduler) -> list[SequenceGroup]:
+    """Return the groups that are reported: of too many those with blocks, and then those that have waited longest."""
+    if len(scheduler.groups) <= MOST_REQUESTS:
+        return list(scheduler.groups.values())
+    groups = scheduler.groups_with_blocks()[:MOST_REQUESTS]
+    waiting = (group for group in scheduler.groups.values() if group.status is SequenceStatus.WAITING)
+    return groups + list(islice(waiting, MOST_REQUESTS - len(groups)))
 
 
 def _number(group: SequenceGroup) -> int:
@@ -80,7 +87,7 @@ def _maps(scheduler: Scheduler) -> list[BlockMap]:
     device = [cache.pool.kinds() for cache in manager.groups]
     # mostly empty, and large
     host = [cache.host_pool.kinds() if cache.host_pool.num_used_blocks else [] for cache in manager.groups]
-    for group in scheduler.groups.values():
+    for group in scheduler.groups_with_blocks():
         mark = _number(group) << OWNER_SHIFT
         for sequence in group.live:
             table = manager.tables.get(sequence.seq_id)

@@ -49,6 +49,9 @@ class Adapters:
         self._failed: dict[str, str] = {}
         self._unread: OrderedDict[str, str] = OrderedDict()
         """Failures that no request has ended with, for the next `read`."""
+        self._names_of: tuple[int, tuple[str, ...]] = (-1, ())
+        """The names of the adapters of waiting groups, and `num_adapter_changes` at that time: each step reports them.
+        """
         self._timer: threading.Timer | None = None
 
     @property
@@ -162,8 +165,15 @@ class Adapters:
         return {
             "max_adapters": self._num_slots,
             "running_adapters": _names(registry.on_device),
-            "waiting_adapters": _names(chain(registry.waiting.one_of_each_adapter(), registry.swapped)),
+            "waiting_adapters": self._waiting_names(),
         }
+
+    def _waiting_names(self) -> tuple[str, ...]:
+        waiting, swapped = self._registry.waiting, self._registry.swapped
+        if waiting.num_adapter_changes != self._names_of[0]:
+            self._names_of = waiting.num_adapter_changes, _names(waiting.one_of_each_adapter())
+        names = self._names_of[1]
+        return tuple(sorted({*names, *_names(swapped)})) if len(swapped) else names
 
     def collect(self) -> None:
         """Note reads that have ended, and drop adapters beyond the limit, before a step is planned."""

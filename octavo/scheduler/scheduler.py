@@ -96,6 +96,10 @@ class Scheduler:
         """Return the group and the sequence with this id; None, None when it has ended."""
         return self._registry.find(seq_id)
 
+    def groups_with_blocks(self) -> list[SequenceGroup]:
+        """Return the groups on the device, the running ones first, and behind them those on the host."""
+        return [*self._registry.on_device, *sorted(self.swapped, key=lambda group: group.arrival)]
+
     # ---- requests arrive and end ----
 
     def refusal(self, request: EngineCoreRequest) -> RequestError | None:

@@ -29,7 +29,10 @@ WITH_ADAPTERS: Final = tuple(state for state in AdapterState if state is not Ada
 
 class WaitingGroups:
     """All waiting groups in the policy's order. The groups of one adapter are in the queue of its state, so that a step
-    passes all queues of adapters that cannot run, and looks at none of the groups in them."""
+    passes all queues of adapters that cannot run, and looks at none of the groups in them.
+
+    num_adapter_changes: how often the set of the waiting groups' adapters has changed.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -39,6 +42,7 @@ class WaitingGroups:
         self._by_adapter: dict[str, dict[str, SequenceGroup]] = {}
         self._states: dict[str, AdapterState] = {}
         self._preempted: dict[str, SequenceGroup] = {}
+        self.num_adapter_changes = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -46,6 +50,7 @@ class WaitingGroups:
     def push(self, group: SequenceGroup) -> None:
         adapter = group.request.adapter
         if adapter is not None:
+            self.num_adapter_changes += adapter not in self._by_adapter
             self._by_adapter.setdefault(adapter, {})[group.request_id] = group
             if group.was_preempted:
                 self._preempted[group.request_id] = group
@@ -65,6 +70,7 @@ class WaitingGroups:
             del of_adapter[group.request_id]
             if not of_adapter:
                 del self._by_adapter[adapter]
+                self.num_adapter_changes += 1
                 self._states.pop(adapter, None)
 
     # ---- adapters ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from octavo.core.messages import (
 from octavo.core.processes import report_failure
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import Inbox, build_and_serve, serve_core
+from octavo.engine.core_process import Inbox, build_and_serve, collect_rarely, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless, engine_config
 from tests.fakes.engine import make_core, run_alone
@@ -282,3 +283,22 @@ def test_requests_are_announced_before_the_step_that_begins_them() -> None:
     assert said == [(["a"], 1), (["b"], 2)]
     run_core(core, [make_hash_request("c", range(5), max_tokens=3)])
     assert [began for began, _ in said[2:]] == [["c"]]
+
+
+def test_no_step_waits_while_what_waits_is_searched_for_garbage() -> None:
+    searched: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        searched.append(info["generation"])
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    try:
+        collect_rarely()
+        kept = [[number] for number in range(100_000)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    assert len(kept) == 100_000
+    assert set(searched) == {0}

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.live import CACHED, FREE, OWNER_SHIFT, PINNED, SHARED, USED, LiveState
+from octavo.core.live import CACHED, FREE, MOST_REQUESTS, OWNER_SHIFT, PINNED, SHARED, USED, LiveState
 from octavo.engine.engine_core import EngineCore
 from tests.fakes.engine import make_core, make_request
 
@@ -45,6 +45,18 @@ def test_every_block_of_a_request_names_it() -> None:
     assert kinds(state).count((USED, running)) == state.requests[running].blocks == 2
     assert (state.rows[-1].request, state.requests[running].prompt) == (running, 6)
     assert state.requests[running].events[0][1] == "queued"
+
+
+def test_of_more_requests_than_are_reported_those_with_blocks_come_first() -> None:
+    core = make_core(num_blocks=8, block_size=4, max_num_seqs=1, policy="priority")
+    for number in range(MOST_REQUESTS + 20):
+        request = make_request(f"r{number}", [number % 50], max_tokens=9)
+        request.priority = -number
+        core.add_request(request)
+    core.step()
+    listed = list(report(core).requests.values())
+    assert [each.request_id for each in listed[:3]] == [f"r{MOST_REQUESTS + 19}", "r0", "r1"]
+    assert [each.state for each in listed] == ["running", *["waiting"] * (MOST_REQUESTS - 1)]
 
 
 def test_an_engine_that_has_seen_more_requests_than_a_cell_can_name_reports_its_blocks() -> None:

@@ -34,12 +34,14 @@ class PlainWaiting:
         if isinstance(policy, FairShare):
             policy._queues.append(self)  # type: ignore[arg-type]
         self._passed: set[AdapterState] = set()
+        self.num_adapter_changes = 0
         self.hidden: set[SequenceGroup] = set()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def push(self, group: SequenceGroup) -> None:
+        self.num_adapter_changes += 1
         if isinstance(self._policy, FairShare):
             self._policy.note_pushed(group.request.tenant or "")
         if group.request.tenant not in [other.request.tenant for other in self._keys]:
@@ -48,6 +50,7 @@ class PlainWaiting:
 
     def remove(self, group: SequenceGroup) -> None:
         del self._keys[group]
+        self.num_adapter_changes += 1
         if group.request.adapter not in [other.request.adapter for other in self._keys]:
             self._states.pop(group.request.adapter or "", None)
         if group.request.tenant not in [other.request.tenant for other in self._keys]:
