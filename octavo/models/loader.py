@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -323,10 +324,15 @@ def random_tensor(
     values = zeroed(shape, dtype, torch.device(device))  # given back to the system when it is freed
     if len(shape) == 1:
         return values.fill_(0.0 if name.endswith("bias") else 1.0)
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator(values.device).manual_seed(int.from_bytes(digest[:7], "big"))
+    generator = _generator(name, seed, values.device)
     bound = (3.0 / shape[1]) ** 0.5
     return values.uniform_(-bound, bound, generator=generator)
+
+
+def _generator(name: str, seed: int, device: torch.device | str) -> torch.Generator:
+    import_module("torch._prims.rng_prims")  # the processes of an engine import torch without what generators need
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _random_codes(
@@ -334,8 +340,7 @@ def _random_codes(
 ) -> Tensor:
     """Return a tensor of a quantised weight: values are about as large as those of trained ones."""
     if kind == "codes":
-        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = _generator(name, seed, device)
         least = -8 if dtype is torch.int8 else 0
         return torch.randint(least, least + 16, shape, generator=generator, dtype=dtype, device=device)
     if kind == "order":

@@ -60,5 +60,6 @@ def test_every_family_and_weight_format_runs_without_the_part_that_is_left_out(t
         for quantization in formats:
             configs.append(make_config(path, num_gpu_blocks_override=30, quantization=quantization))
         configs.append(make_config(path, num_gpu_blocks_override=30, instruction_set="reference"))
+        configs.append(make_config(path, num_gpu_blocks_override=30, load_format="dummy"))
     run = subprocess.run([sys.executable, "-c", _RUN], input=msgspec.json.encode(configs), check=False)
     assert run.returncode == 0
