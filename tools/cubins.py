@@ -33,6 +33,8 @@ from tools.kernel_models import MODELS
 SHARED_BYTES: Final = {80: (164 << 10, 100 << 10), 89: (100 << 10,), 90: (228 << 10,), 100: (228 << 10,)}
 """Shared memory of an SM, for each capability that binaries are made for: its own, and that of others that run them
 (8.6), whose tiles are smaller."""
+BLOCK_BYTES: Final = 1 << 20
+"""Most machine code of a block, which a start unpacks as a whole: larger ones are packed better."""
 _LAYOUTS: Final = {"u64": "Q", "u32": "i", "f32": "f"}
 """Types of parameters in PTX."""
 
@@ -99,19 +101,31 @@ def build(chosen: list[Call], capability: int, processes: int = 1) -> tuple[dict
     else:
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             made = list(pool.map(compile_one, chosen, chunksize=8))
-    codes, lines = zip(*(each for each in made if is_kept(each[1], capability)), strict=True)
-    offsets = accumulate(map(len, codes), initial=0)
-    variants = [line | {"offset": offset} for line, offset in zip(lines, offsets, strict=False)]
-    packed = lzma.compress(b"".join(codes), preset=9)
+    variants, blocks = divided([each for each in made if is_kept(each[1], capability)])
+    packed = [lzma.compress(block, preset=9) for block in blocks]
+    archive = b"".join(packed)
     manifest = {
         "capability": capability,
         "triton": triton.__version__,
         "sources": source_hash(),
-        "archive": sha256(packed).hexdigest(),
+        "archive": sha256(archive).hexdigest(),
+        "blocks": [*accumulate(map(len, packed))],
         "kernels": {name: sorted(unspecialized(name)) for name in sorted({call.kernel for call in chosen})},
         "variants": variants,
     }
-    return manifest, packed
+    return manifest, archive
+
+
+def divided(made: Sequence[tuple[bytes, dict[str, Any]]]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return the lines of variants with their places, and the blocks, each of one kernel."""
+    variants, blocks, last = list[dict[str, Any]](), list[bytes](), None
+    for code, line in sorted(made, key=lambda each: each[1]["kernel"]):
+        if line["kernel"] != last or len(blocks[-1]) + len(code) > BLOCK_BYTES:
+            blocks.append(b"")
+        last = line["kernel"]
+        variants.append(line | {"block": len(blocks) - 1, "offset": len(blocks[-1])})
+        blocks[-1] += code
+    return variants, blocks
 
 
 def write(folder: Path, manifest: dict[str, Any], packed: bytes) -> Iterator[Path]:

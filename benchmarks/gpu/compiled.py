@@ -304,7 +304,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         file.flush()
         usage = _output("-res-usage", file.name)
         # disassembling takes longer than all else: what has no instruction of tensor cores before has none behind
-        has_code = any(each in made.asm["ptx"] for each in ("mma.", _WAIT))
+        has_code = kernel.name == "merge" or any(each in made.asm["ptx"] for each in ("mma.", _WAIT))
         code = _output("-sass", file.name) if has_code else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
@@ -321,6 +321,7 @@ def figures(kernel: Kernel, capability: int) -> dict[str, Any]:
         "loops": [len(each) for each in loops],
         **before_wait(made.asm["ptx"], code, [name for name in names if signature[name] != "constexpr"]),
         "requested_before_waits": [len(re.findall(r"LDG\.E\.128", part)) for part in _WAITS.findall(code)],
+        "read_at_once": max(len(re.findall(r"\bLDG", part)) for part in re.split(r"\bMUFU|\bBRA", code)),
         "spilled_in_loops": sum(bool(re.search(r"\b(LDL|STL)\b", line)) for each in loops for line in each),
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config.checkpoint import QUANTIZATION, Checkpoint
+from octavo.devices.cuda.driver import open_ahead
 from octavo.distributed.parts import part_name
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.pages import Pages
@@ -39,8 +40,11 @@ class Ahead:
 
 def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     """Begin to read the weights of a rank: packed ones where they are kept, else the checkpoint and memory to pack them
-    in. The ranks of a machine share what rank 0 reads of the checkpoint. A GPU has neither of both."""
+    in. The ranks of a machine share what rank 0 reads of the checkpoint. A GPU, whose context is opened meanwhile, has
+    neither of both."""
     model, device = config.model, config.device
+    if device.has_gpus and device.executor != "ray":  # which decides what the process sees
+        open_ahead(config.place(rank))
     tensor, pipeline = device.tensor_parallel_size, device.pipeline_parallel_size
     num_ranks = tensor * pipeline
     if model.load_format == "dummy":
@@ -62,7 +66,7 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
             return Ahead(packed)
     if rank == 0:
         checkpoint.fetch_ahead()
-    if device.device in ("reference", "cuda") or device.op_overrides:
+    if device.has_gpus or device.device == "reference" or device.op_overrides:
         return Ahead(packed)  # other operators and devices keep their weights elsewhere
     tensors = checkpoint.tensors.values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)

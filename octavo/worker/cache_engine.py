@@ -58,7 +58,7 @@ class CacheEngine:
             swap_space = begin_swap_space(arenas, device)
         memories = (zeroed(*_memory_of(each.layout, len(each.layers)), device=device.torch_device) for each in arenas)
         self._tiers = [_tier(each) for each in memories]
-        self._host_tiers: list[CacheTier | None] = [None] * len(arenas) if swap_space is None else list(swap_space())
+        self._swap_space, self._host_tiers = swap_space, list[CacheTier | None]([None] * len(arenas))
         by_place = {
             (layer, place): cache
             for place, (arena, tier) in enumerate(zip(arenas, self._tiers, strict=True))
@@ -74,6 +74,11 @@ class CacheEngine:
     def num_groups(self) -> int:
         """Number of cache groups."""
         return len(self._arenas)
+
+    def wait_for_swap_space(self) -> None:
+        """Wait for the swap space that was begun, if any. Raises ConfigError where it cannot be made."""
+        if self._swap_space is not None:
+            self._host_tiers = list(self._swap_space())
 
     def apply(self, ops: BlockOps) -> float:
         """Swap out, swap in, copy: in this order, and within a list in the list's order. Returns the seconds of the
@@ -115,6 +120,8 @@ class CacheEngine:
         return [(group, each) for group, each in enumerate(groups) if each and self._arenas[group].layers]
 
     def _host_tier(self, group: int) -> CacheTier:
+        if self._host_tiers[group] is None:
+            self.wait_for_swap_space()
         tier = self._host_tiers[group]
         if tier is None:
             assert self._arenas[group].num_host_blocks > 0, "a step swaps, but there is no swap space"

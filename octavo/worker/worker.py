@@ -334,10 +334,11 @@ class Worker:
         self._make_runner()
 
     def wake_up(self) -> None:
-        """Be ready for steps, after `load_again` on all ranks."""
+        """Be ready for steps, after `load_again` on all ranks. Raises ConfigError where swap space cannot be pinned."""
         self._parts_to_load = self._parts
         if self._is_measured:
             WarmUp(self._runner, self._config.scheduler, self.plan, self._max_model_len).repeat()
+        self._runner.cache.wait_for_swap_space()
 
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
         """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.

@@ -50,6 +50,24 @@ def test_no_memory_is_taken_for_weights_that_are_kept_elsewhere(arguments: dict[
     assert read_ahead(config) == Ahead()
 
 
+@pytest.mark.usefixtures("small_is_large")
+def test_where_a_gpu_is_expected_its_context_is_opened_and_no_memory_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    monkeypatch.setattr(ahead, "open_ahead", opened.append)
+    config = make_config(make_checkpoint("llama", tmp_path / "model"))
+    assert read_ahead(config).pages is not None
+    assert opened == []
+    with_gpu = dataclasses.replace(config.device, has_gpus=True)
+    third = msgspec.structs.replace(config, device=with_gpu, replicas=dataclasses.replace(config.replicas, number=3))
+    assert read_ahead(third).pages is None
+    assert opened == [3]
+    by_ray = msgspec.structs.replace(third, device=dataclasses.replace(with_gpu, executor="ray"))
+    assert read_ahead(by_ray).pages is None
+    assert opened == [3]
+
+
 def test_small_models_take_no_memory_ahead(tmp_path: Path) -> None:
     assert read_ahead(make_config(make_checkpoint("llama", tmp_path / "model"))) == Ahead()
 

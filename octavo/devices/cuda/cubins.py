@@ -2,7 +2,8 @@
 
 `sm_90.json` lists the variants of kernels in `sm_90.xz`, each with its hash. A variant fits a launch of the same
 constants whose arguments Triton would compile in the same way: an integer of 1 is a constant, and integers and
-addresses that 16 divides make other code.
+addresses that 16 divides make other code. An archive is blocks of variants of one kernel, which are unpacked when one
+of them is first launched: an engine launches few of them.
 """
 
 from __future__ import annotations
@@ -82,17 +83,16 @@ def source_hash() -> str:
 
 
 class _Variant:
-    """Machine code for launches of one kind, and the memory in which the driver gets their parameters."""
+    """Machine code for launches of one kind, loaded, and the memory in which the driver gets their parameters."""
 
-    def __init__(self, call: Call, code: bytes, about: Mapping[str, Any]) -> None:
-        self.name: str = about["function"]
-        self.threads, self.shared_bytes = 32 * about["num_warps"], about["shared"]
-        self.is_dependent = ("launch_pdl", True) in call.constants
-        self.places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
+    def __init__(self, call: Call, code: bytes, about: Mapping[str, Any], driver: Driver) -> None:
+        """about: its line of the manifest. Raises DriverError."""
+        self._driver = driver
+        self._threads, self._shared_bytes = 32 * about["num_warps"], about["shared"]
+        self._is_dependent = ("launch_pdl", True) in call.constants
+        self._places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
         """Places of the arguments that are parameters."""
-        self.function: int | None = None
-        """The driver's handle, set by the first launch: an archive has many kernels that an engine never launches."""
-        self.code = code
+        self._function = driver.load(code, about["function"], about["shared"])
         layout = layout_of(call.types) + "Q" * about["num_scratch"]
         self._scratch = (0,) * about["num_scratch"]
         self._offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
@@ -100,23 +100,18 @@ class _Variant:
         self._free: list[tuple[Any, Any]] = []
         """Memory for parameters that no launch uses now, and the addresses of the parameters in it."""
 
-    def launch(self, driver: Driver, grid: tuple[int, ...], values: Sequence[Any]) -> None:
+    def launch(self, grid: tuple[int, ...], values: Sequence[Any]) -> None:
         """Launch the code. values: addresses and numbers of all arguments."""
-        given = values if len(self.places) == len(values) else [values[place] for place in self.places]
+        given = values if len(self._places) == len(values) else [values[place] for place in self._places]
         try:
             parameters = self._free.pop()
         except IndexError:  # other threads have them, or this is the first launch
             parameters = self._new_parameters()
         packed, addresses = parameters
         self._layout.pack_into(packed, 0, *given, *self._scratch)
-        function = self.function or self.load(driver)
-        driver.launch(function, grid, self.threads, self.shared_bytes, addresses, is_dependent=self.is_dependent)
+        settings = self._function, grid, self._threads, self._shared_bytes, addresses
+        self._driver.launch(*settings, is_dependent=self._is_dependent)
         self._free.append(parameters)  # the driver has read them
-
-    def load(self, driver: Driver) -> int:
-        """Load the code, and return its handle."""
-        self.function = driver.load(self.code, self.name, self.shared_bytes)
-        return self.function
 
     def _new_parameters(self) -> tuple[Any, Any]:
         packed = create_string_buffer(self._layout.size)
@@ -147,19 +142,22 @@ def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
 class CubinLauncher:
     """A `Launcher` of the kernels of an archive. `otherwise` launches what no variant fits."""
 
-    def __init__(self, driver: Driver, manifest: Mapping[str, Any], codes: bytes, otherwise: Launcher | None) -> None:
-        self._driver, self._otherwise = driver, otherwise
+    def __init__(self, driver: Driver, manifest: Mapping[str, Any], packed: bytes, otherwise: Launcher | None) -> None:
+        """packed: the blocks. Raises DriverError where the driver does not load the first variant."""
+        self._driver, self._packed, self._otherwise = driver, packed, otherwise
+        self._ends: Sequence[int] = manifest["blocks"]
+        self._blocks: dict[int, bytes] = {}
         self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
         self._missing: set[Call] = set()
+        self._lines = {
+            Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"]))): each
+            for each in manifest["variants"]
+        }
         self._variants: dict[Call, _Variant] = {}
         self._known: dict[tuple[Any, ...], _Variant] = {}
         """The variants by a key that is made faster than a `Call`."""
-        for each in manifest["variants"]:
-            code = codes[each["offset"] : each["offset"] + each["bytes"]]
-            call = Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"])))
-            self._variants[call] = _Variant(call, code, each)
-        for variant in list(self._variants.values())[:1]:  # whether the driver takes them is known at start
-            variant.load(driver)
+        for call in list(self._lines)[:1]:  # whether the driver takes them is known at start
+            self._variant(call)
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         values, kinds = _read(arguments)
@@ -167,12 +165,25 @@ class CubinLauncher:
         found = self._known.get(key)
         if found is None:
             call = call_of(kernel, arguments, constants, self._unspecialized.get(kernel, frozenset()))
-            found = self._variants.get(call)
-            if found is None:
+            if call not in self._lines:
                 self._launch_otherwise(call, grid, arguments, constants)
                 return
-            self._known[key] = found
-        found.launch(self._driver, grid, values)
+            found = self._known[key] = self._variant(call)
+        found.launch(grid, values)
+
+    def _variant(self, call: Call) -> _Variant:
+        """Return a variant, loaded when it is first asked for."""
+        if call not in self._variants:
+            line = self._lines[call]
+            code = self._block(line["block"])[line["offset"] : line["offset"] + line["bytes"]]
+            self._variants[call] = _Variant(call, code, line, self._driver)
+        return self._variants[call]
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._blocks:
+            start = self._ends[number - 1] if number else 0
+            self._blocks[number] = lzma.decompress(self._packed[start : self._ends[number]])
+        return self._blocks[number]
 
     def _launch_otherwise(
         self, call: Call, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
@@ -205,7 +216,7 @@ def open_launcher(
     found = next(filter(None, (read_archive(folder, each) for each in (capability, *_LOWER.get(capability, ())))), None)
     reason = "no binaries of these kernels are installed"
     if found is not None:
-        manifest, codes = found
+        manifest, packed = found
         fitting = [each for each in manifest["variants"] if has_room(each, shared_bytes)]
         made = f"Triton {manifest['triton']} for compute capability {manifest['capability'] / 10}"
         own = f"Triton {metadata.version('triton')} for compute capability {capability / 10}" if has_triton else made
@@ -214,7 +225,7 @@ def open_launcher(
         else:
             try:
                 otherwise = launch_by_triton if has_triton else None
-                launcher = CubinLauncher(open_driver(), {**manifest, "variants": fitting}, codes, otherwise)
+                launcher = CubinLauncher(open_driver(), {**manifest, "variants": fitting}, packed, otherwise)
                 _log.info("kernels are launched from binaries of %s", made)
                 return launcher
             except DriverError as error:
@@ -226,7 +237,7 @@ def open_launcher(
 
 
 def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] | None:
-    """Return manifest and machine code for a capability, such as 90; None where the folder has none of these sources.
+    """Return manifest and blocks for a capability, such as 90; None where the folder has none of these sources.
 
     Raises ConfigError for a manifest or an archive that is not what was written.
     """
@@ -245,7 +256,7 @@ def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] 
     archive = path.with_suffix(".xz")
     packed = archive.read_bytes() if archive.exists() else b""
     _check(archive, sha256(packed).hexdigest(), manifest["archive"])
-    return manifest, lzma.decompress(packed)
+    return manifest, packed
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int, c_uint, c_void_p, pointer
 from functools import partial
+from threading import Thread
 from typing import Any, Final
 
 _LIBRARY: Final = "libcuda.so.1"
@@ -13,6 +14,8 @@ _MAX_DYNAMIC_SHARED_SIZE: Final = 8
 _INVALID_CONTEXT: Final = 201
 SHARED_BYTES: Final = 48 << 10
 """Shared memory that a kernel may have without asking."""
+_LOADS_LATE: Final = (12, 2)
+"""From this version on kernels are loaded when they are first launched, without CUDA_MODULE_LOADING."""
 _SIGNATURES: Final = {
     "cuCtxGetCurrent": (c_void_p,),
     "cuCtxSetCurrent": (c_void_p,),
@@ -44,15 +47,44 @@ _EARLY: Final = pointer(_Attribute(6, 0, (c_int * 16)(1)))
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
 
-def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest version of CUDA that the installed driver runs, such as (12, 8); None where there is none."""
+def _library() -> Any:
+    """Return libcuda; None where there is none."""
     try:
-        library = CDLL(_LIBRARY)
+        return CDLL(_LIBRARY)
     except OSError:
         return None
+
+
+def newest_cuda() -> tuple[int, int] | None:
+    """Return the newest version of CUDA that the installed driver runs, such as (12, 8); None where there is none."""
+    library = _library()
+    return None if library is None else _version(library)
+
+
+def _version(library: Any) -> tuple[int, int]:
     number = c_int()
     library.cuDriverGetVersion(byref(number))
     return number.value // 1000, number.value % 1000 // 10
+
+
+def open_ahead(index: int) -> Thread | None:
+    """Begin to initialise the driver and to make the context of a GPU, which PyTorch then shares, in a thread.
+
+    index: among the GPUs that the process sees. What fails here fails again in PyTorch, which says why. Returns the
+    thread; None where there is no driver, or one that PyTorch has to tell first to load kernels when they are needed.
+    """
+    library = _library()
+    if library is None or _version(library) < _LOADS_LATE:
+        return None
+
+    def open_context() -> None:
+        gpu, context = c_int(), c_void_p()
+        if not library.cuInit(0) and not library.cuDeviceGet(byref(gpu), index):
+            library.cuDevicePrimaryCtxRetain(byref(context), gpu)
+
+    thread = Thread(target=open_context, name="octavo-context", daemon=True)
+    thread.start()
+    return thread
 
 
 class DriverError(RuntimeError):

@@ -23,9 +23,10 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend
 
+import tools.cubins
 from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cuda import cubins
+from octavo.devices.cuda import cubins, driver
 from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.cubins import Call, CubinLauncher, call_of, open_launcher, read_archive, source_hash
 from octavo.devices.cuda.driver import Driver, DriverError
@@ -146,6 +147,31 @@ def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folde
     assert b"".join(values) == expected
 
 
+def test_code_is_unpacked_when_its_kernel_is_first_launched(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[bytes] = []
+    unpack = lzma.decompress
+    monkeypatch.setattr(cubins.lzma, "decompress", lambda block: unpacked.append(block) or unpack(block))
+    kept, launcher = opened(folders[0])
+    assert (kept.loaded, len(unpacked)) == (["rms_norm"], 1)
+    norm, weight = CudaRuntime(launch=launcher).bind().rms_norm, torch.zeros(1024, dtype=torch.bfloat16)
+    for _ in range(2):
+        norm(weight.new_zeros(2, 1024), weight, 1e-6)
+    assert (kept.loaded, len(unpacked)) == (["rms_norm"], 1)
+
+
+def test_a_block_has_one_kernel_and_is_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.cubins, "BLOCK_BYTES", 10)
+    made = [
+        (name.encode() * size, {"kernel": name}) for name, size in (("b", 6), ("a", 3), ("b", 4), ("b", 1), ("a", 30))
+    ]
+    variants, blocks = tools.cubins.divided(made)
+    assert blocks == [b"a" * 3, b"a" * 30, b"b" * 10, b"b"]
+    places = [(each["kernel"], each["block"], each["offset"]) for each in variants]
+    assert places == [("a", 0, 0), ("a", 1, 0), ("b", 2, 0), ("b", 2, 6), ("b", 3, 0)]
+
+
 def test_what_fits_no_variant_goes_to_triton_once(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     launched: list[str] = []
     kept, launcher = opened(folders[0], lambda kernel, grid, *arguments, **constants: launched.append(kernel))
@@ -215,7 +241,7 @@ def write_archive(folder: Path, capability: int, used_kib: int = 64) -> None:
         lambda kernel, grid, *each, **constants: calls.append(call_of(kernel, each, constants, frozenset())), 164 << 10
     )
     code = b"code"
-    about = {"num_warps": 4, "num_scratch": 2, "offset": 0, "bytes": len(code)}
+    about = {"num_warps": 4, "num_scratch": 2, "block": 0, "offset": 0, "bytes": len(code)}
     variants = [
         {"kernel": call.kernel, "types": call.types, "constants": sorted(call.constants), **about}
         | {"function": f"{call.kernel} {capability}", "shared": used_kib << 10 if "attend" in call.kernel else 0}
@@ -223,7 +249,8 @@ def write_archive(folder: Path, capability: int, used_kib: int = 64) -> None:
     ]
     packed = lzma.compress(code)
     manifest = {"capability": capability, "triton": cubins.metadata.version("triton"), "sources": source_hash()}
-    manifest |= {"archive": sha256(packed).hexdigest(), "kernels": {}, "variants": variants}
+    manifest |= {"archive": sha256(packed).hexdigest(), "kernels": {}, "blocks": [len(packed)]}
+    manifest |= {"variants": variants}
     assert len(list(write(folder, manifest, packed))) == 2
 
 
@@ -309,17 +336,49 @@ def test_arguments_are_specialised_as_triton_does(is_specialized: bool) -> None:
 
 def test_the_driver_asks_for_shared_memory_and_names_what_failed() -> None:
     kept = KeptDriver({"f": 1})
-    driver = Driver(kept.library, lambda: 0)
-    assert [driver.load(b"x", "f", each) for each in (48 << 10, 100_000)] == [1, 2]
+    own = Driver(kept.library, lambda: 0)
+    assert [own.load(b"x", "f", each) for each in (48 << 10, 100_000)] == [1, 2]
     assert kept.attributes == [(8, 100_000)]
     kept.results["cuLaunchKernelEx"] = [0, 201]  # another thread: its context is set, and the launch made again
-    driver.launch(1, (1,), 32, 0, None, is_dependent=True)
+    own.launch(1, (1,), 32, 0, None, is_dependent=True)
     assert (kept.contexts, len(kept.launches)) == ([77], 1)
     # programmatic stream serialisation, in a union of 64 bytes behind its number
     assert kept.launched_with == [struct.pack("=2i16i", 6, 0, 1, *(0,) * 15)]
     kept.results["cuLaunchKernelEx"] = [700]
     with pytest.raises(DriverError, match="cuLaunchKernelEx returned error 700"):
-        driver.launch(1, (1,), 32, 0, None, is_dependent=False)
+        own.launch(1, (1,), 32, 0, None, is_dependent=False)
     kept.results["cuModuleLoadData"] = [209]
     with pytest.raises(DriverError, match="cuModuleLoadData returned error 209"):
-        driver.load(b"x", "f", 0)
+        own.load(b"x", "f", 0)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "version", "retained"), [(2, 12020, [8]), (1, 13000, []), (2, 12010, []), (0, 0, [])]
+)
+def test_the_context_of_a_gpu_is_made_ahead_and_what_fails_is_left_to_torch(
+    num_gpus: int, version: int, retained: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def tell(place: Any, value: int, result: int = 0) -> int:
+        place._obj.value = value
+        return result
+
+    library = SimpleNamespace(
+        cuDriverGetVersion=lambda number: tell(number, version),
+        cuInit=lambda flags: flags,
+        cuDeviceGet=lambda gpu, index: tell(gpu, 7 + index, 0 if index < num_gpus else 101),
+        cuDevicePrimaryCtxRetain=lambda context, gpu: made.append(gpu.value) or 0,
+    )
+
+    def load(name: str) -> Any:
+        if not version:
+            raise OSError(f"{name}: cannot open shared object file")
+        return library
+
+    monkeypatch.setattr(driver, "CDLL", load)
+    thread = driver.open_ahead(1)
+    assert (thread is not None) == (version >= 12020)
+    if thread is not None:
+        thread.join()
+    assert made == retained

@@ -153,6 +153,15 @@ def test_long_sequences_of_guesses_are_divided_where_that_changes_no_bit(is_inva
     assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
 
 
+@pytest.mark.parametrize("window", [None, 270])
+def test_any_number_of_chunks_is_put_together_as_one_program_adds_them(window: int | None) -> None:
+    lengths = [300, 256, 257]  # in chunks of 32, of which 8 are read at once
+    sequences = Sequences.make(Heads(heads=2, kv_heads=1, dim=16, window=window), lengths, torch.float32)
+    steps = side_by_side(sequences, [255, 1])
+    whole, divided = (sequences.compute(CudaBackend(RUNTIME, torch.float32, each), steps) for each in (WHOLE, DIVIDED))
+    assert all(torch.equal(one, other) for one, other in zip(whole, divided, strict=True))
+
+
 CODED = {
     "int8, cap": (torch.int8, Heads(heads=6, kv_heads=2, dim=40, soft_cap=3.0)),
     "fp8, window, blocks of 32": (torch.float8_e4m3fn, Heads(dim=24, window=20, block_size=32, has_sinks=True)),

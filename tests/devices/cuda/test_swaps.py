@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 from octavo.worker.cache_engine import Arena, CacheEngine
-from octavo.worker.loading import LoadedRank, RankParts
+from octavo.worker.worker import Worker
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.devices.cuda.streams import KeptStream, finish
 
@@ -73,6 +72,7 @@ def test_swap_space_that_the_host_has_no_room_for_is_refused_by_number(monkeypat
 def test_swap_space_is_there_from_the_start_and_swaps_have_no_time_that_the_host_knows() -> None:
     device = InterpretedCuda(DeviceConfig(device="cuda", threads=1), Platform.detect(), "asked for")
     engine = CacheEngine([Arena([0, 1], CacheLayout((2, 9, 2, 4, 3), torch.float32), 4)], device)
+    engine.wait_for_swap_space()
     assert engine._host_tiers[0] is not None
     for cache in engine.caches:
         cache += torch.arange(9).view(1, 9, 1, 1, 1)
@@ -97,22 +97,21 @@ def test_the_largest_blocks_of_all_cache_groups_are_swapped(order: int, monkeypa
     assert [cache[0, 3].tolist() for cache in engine.caches] == [[1.0] * sizes[0], [2.0] * sizes[1]]
 
 
-def test_swap_space_is_pinned_while_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned, is_loaded = [], threading.Event()
-    load, pin = RankParts.load, InterpretedCuda._pinned
+def test_swap_space_is_pinned_until_everything_else_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned, is_made = [], threading.Event()
+    make, pin = Worker._make_runner, InterpretedCuda._pinned
 
-    def after_loading(self: InterpretedCuda, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        pinned.append(is_loaded.wait(timeout=60))
+    def after_all_else(self: InterpretedCuda, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        pinned.append(is_made.wait(timeout=60))
         return pin(self, shape, dtype)
 
-    def loaded(self: RankParts, *arguments: Any) -> LoadedRank:
-        found = load(self, *arguments)
-        is_loaded.set()
-        return found
+    def made(self: Worker) -> None:
+        make(self)
+        is_made.set()
 
     monkeypatch.setitem(DEVICES, "cuda", NAME)
-    monkeypatch.setattr(InterpretedCuda, "_pinned", after_loading)
-    monkeypatch.setattr(RankParts, "load", loaded)
+    monkeypatch.setattr(InterpretedCuda, "_pinned", after_all_else)
+    monkeypatch.setattr(Worker, "_make_runner", made)
     with LLM("octavo-tiny", device="cuda", dtype="float32", swap_space=0.01):
         assert pinned == [True]
 

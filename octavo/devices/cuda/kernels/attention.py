@@ -20,6 +20,8 @@ from octavo.devices.cuda.kernels.float8 import factors
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e20)
+AT_ONCE = tl.constexpr(8)
+"""Chunks that `merge` requests before it awaits the first of them."""
 UNSEEN = tl.constexpr(-1.0e30)
 """Of keys that a query does not see: its weight is 0 beside LOWEST too, which is the largest score of no keys."""
 
@@ -256,13 +258,20 @@ def merge(
     m = tl.full([1], LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, DV], tl.float32)
-    for chunk in range(low // CHUNK, tl.cdiv(end, CHUNK)):
-        part = of_head * num_chunks + chunk
-        peak, weight = tl.load(peaks + part * 2), tl.load(peaks + part * 2 + 1)
-        part_sums = tl.load(
-            parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :], mask=(dv < VALUE)[None, :], other=0.0
-        )
-        m, total, sums = _merged(m, total, sums, peak, weight, part_sums)
+    first, stop = low // CHUNK, tl.cdiv(end, CHUNK)
+    for group in range(first, stop, AT_ONCE):
+        found = ()
+        for number in tl.static_range(AT_ONCE):
+            chunk = group + number + tl.arange(0, 1)
+            part, is_there = of_head * num_chunks + chunk, chunk < stop  # no keys change no bit
+            peak = tl.load(peaks + part * 2, mask=is_there, other=LOWEST)
+            weight = tl.load(peaks + part * 2 + 1, mask=is_there, other=0.0)
+            at = parts + part.to(tl.int64)[:, None] * VALUE + dv[None, :]
+            one = tl.load(at, mask=is_there[:, None] & (dv < VALUE)[None, :], other=0.0)
+            found = found + ((peak, weight, one),)  # noqa: RUF005 - Triton unpacks nothing
+        for number in tl.static_range(AT_ONCE):
+            peak, weight, part_sums = found[number]
+            m, total, sums = _merged(m, total, sums, peak, weight, part_sums)
     if HAS_SINKS:
         total, sums = _with_sinks(m, total, sums, tl.load(sinks + head))
     result = sums / total[:, None]
