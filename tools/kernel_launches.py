@@ -42,9 +42,11 @@ from tools.kernel_models import MODELS
 
 STEPS: Final = (
     *(((1,), (4096,)), ((1, 1, 1), (16, 16, 16))),
+    *(((1,), (16,)), ((1,), (512,)), ((1,), (65_536,)), ((1,) * 264, (16,) * 264)),
     *(((each,), (each,)) for each in (16, 32, 64, 96, 256, 1024, 8192)),
 )
-"""Queries and lengths of rows: divided among programs, not divided, and prompts of every tile of a product."""
+"""Queries and lengths of rows: divided among programs, not divided, both with few programs and with many, and prompts
+of every tile of a product."""
 _MOST_DRAWN: Final = 256
 """Rows that draw in a step."""
 COMMON_HEADS: Final = (64, 128)

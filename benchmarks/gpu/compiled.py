@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from benchmarks.gpu import persistent_kernel
 from benchmarks.gpu.persistent import config_of, constants_of
 from octavo.attention.cache_format import CACHE_DTYPES
-from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, TILE, Division
+from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, STAGES_OF_FEW, TILE, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
 from octavo.devices.cuda.experts import LARGE, MIDDLE
@@ -117,9 +117,11 @@ class Kernel(NamedTuple):
 
 
 def kernels() -> Iterator[Kernel]:
-    """Yield every kernel, and those of decode steps as dependent launches too."""
+    """Yield every kernel, those of decode steps as dependent launches too, and attention of few programs."""
     for each in plain_kernels():
         yield each
+        if each.function is attention.attend and each.constants["M"] == ROWS:
+            yield each._replace(name=f"{each.name}, few programs", options={"num_stages": STAGES_OF_FEW})
         if each.name in _DEPENDENT:
             yield each._replace(name=f"{each.name}, dependent", constants={**each.constants, "IS_DEPENDENT": True})
 

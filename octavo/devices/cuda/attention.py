@@ -32,6 +32,11 @@ _VERIFIED: Final = 8
 """Most tokens of a sequence whose keys are divided with invariant batches: a drawn token and the guesses after it."""
 _PROGRAMS: Final = 264
 """Two for each SM of an H100. With fewer programs, long sequences are divided among more."""
+_FEW: Final = 108
+"""One for each SM of an A100, which has fewer than later GPUs with as much memory: so few programs share none."""
+STAGES_OF_FEW: Final = 5
+"""Stages with which a program of single tokens requests two tiles of keys before it awaits the first; with three it
+requests the second when it has computed the first, which other programs of an SM hide. It changes no bit."""
 CHUNK: Final = 256
 TILE: Final = 128
 LONGEST: Final = "longest"
@@ -186,6 +191,7 @@ class CudaBackend:
             peaks = torch.empty((len(work), heads, num_chunks, 2), dtype=torch.float32, device=q.device)
         slopes, sinks = (out if each is None else each for each in (scores.alibi, scores.sinks))
         window = scores.sliding_window or 0
+        is_alone = rows == ROWS and self._runtime.has_large_shared and len(work) * programs * num_chunks <= _FEW
         slot_stride = dim if self._codes else cache.stride(3)
         common: dict[str, Any] = {
             "VALUE": value_size,
@@ -213,6 +219,7 @@ class CudaBackend:
             TYPE=compute_type(q),
             CODES=self._codes,
             num_warps=8 if rows * power_of_2(dim) * element_bytes >= _TILE_BYTES // 4 else 4,
+            **({"num_stages": STAGES_OF_FEW} if is_alone else {}),
             **common,
         )
         if is_divided:

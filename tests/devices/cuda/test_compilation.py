@@ -20,7 +20,8 @@ SHARED_BYTES = 227 << 10
 
 
 FEW = (
-    *("attend one token", "attend a prompt", "attend a prompt in chunks", "merge", "rotate_and_store"),
+    *("attend one token", "attend one token, few programs", "attend a prompt", "attend a prompt in chunks"),
+    *("merge", "rotate_and_store"),
     *("linear, 16 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
     "coded int4 and 16 bits, 1 rows",
     *("linear, 16 rows, dependent", "linear, 16 rows, gated, dependent", "rms_norm, dependent"),
@@ -69,6 +70,8 @@ def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
     assert all(found[name]["hmma"] > 0 for name in ("attend one token", "linear, 16 rows"))
     assert found["linear, 2048 rows, gated"]["hgmma"] > 0
     assert found["coded int8, 1 rows"]["imma"] > 0
+    shared = [found[f"attend one token{each}"]["shared"] for each in ("", ", few programs")]
+    assert shared[1] - shared[0] >= 64 << 10, "one more tile of keys and of values"
     assert found["merge"]["read_at_once"] >= 3 * 8, "those of 8 chunks: sums, their peak and their weight"
     assert sum("early_reads" in each for each in found.values()) == 4
     assert sum(each["bytes"] for each in found.values()) < 1 << 20

@@ -16,7 +16,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cuda.attention import CudaBackend, Division
 from octavo.devices.cuda.ops.coded import pack, padded_inputs, tile_of, unpack
 from octavo.devices.cuda.ops.linear import FEW
-from octavo.devices.cuda.runtime import CudaRuntime, launch_by_triton
+from octavo.devices.cuda.runtime import OPTIONS, CudaRuntime, launch_by_triton
 from octavo.ops.coded import CodeSpec, example_specs, example_weight
 from octavo.ops.lora import Factors, LoRAShape, Run
 from octavo.ops.prepare_quantized import INT4, INT8
@@ -251,6 +251,29 @@ def test_what_an_adapter_adds_does_not_depend_on_its_slot_and_the_others(ranks: 
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert not found[0][0].any()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "length", "shared_bytes", "stages"),
+    [
+        *((54, 16, 228 << 10, 5), (55, 16, 228 << 10, 3), (1, 54 * 256, 228 << 10, 5), (1, 54 * 256 + 1, 228 << 10, 3)),
+        (1, 16, 100 << 10, 3),
+    ],
+)
+def test_few_programs_of_single_tokens_read_further_ahead(
+    num_rows: int, length: int, shared_bytes: int, stages: int
+) -> None:
+    launched: list[tuple[str, int]] = []
+
+    def launch(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launched.append((kernel, (OPTIONS | constants)["num_stages"]))
+
+    backend = CudaBackend(CudaRuntime(launch=launch, shared_bytes=shared_bytes), torch.float32)
+    cache = torch.zeros(1).expand(backend.cache_shape(2, 16, 2, 16))
+    metadata = AttentionMetadata.build([1] * num_rows, [length] * num_rows, [[1] * -(-length // 16)] * num_rows, 16)
+    q = torch.zeros(num_rows, 4, 16)
+    backend.run(q, q[:0, :2], q[:0, :2], cache, metadata, Scores(0.25))
+    assert launched[0] == ("attention.attend", stages)
 
 
 @pytest.mark.parametrize("is_invariant", [True, False])

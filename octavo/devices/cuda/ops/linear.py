@@ -20,8 +20,8 @@ FEW: Final = 16
 """Rows of which reading the weight is all that takes time, whoever multiplies."""
 _READING: Final = {"BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5}
 """Columns and inputs of tiles of up to 64 rows: as many programs as can read the weight."""
-_LESS_SHARED: Final = {"num_stages": 4}
-"""What differs with both factors of a gated product where an SM has less shared memory, which changes no bit."""
+_READING_GATED: Final = {**_READING, "num_stages": 4}
+"""The same with a gate, whose stages are larger: three programs of 16 rows share an SM of Hopper, as without one."""
 MEDIUM: Final = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
 MANY: Final = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 4}
 MANY_GATED: Final = {**MANY, "num_stages": 3}
@@ -93,14 +93,12 @@ class InvariantLinear(PlainLinear):
         return self.shape.all_outputs or self.shape.outputs
 
 
-def tile_of(
-    tokens: int, columns: int, dtype: torch.dtype, *, gated: bool, has_large_shared: bool = True
-) -> dict[str, int]:
+def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
     """Return rows, columns and inputs of a program, with its warps and the tiles that are on their way to it."""
     if dtype is torch.float32:
         return MIDDLE
     if tokens <= 64:
-        return {"BM": power_of_2(tokens), **_READING, **(_LESS_SHARED if gated and not has_large_shared else {})}
+        return {"BM": power_of_2(tokens), **(_READING_GATED if gated else _READING)}
     is_full = -(-tokens // MANY["BM"]) * -(-columns // MANY["BN"]) >= _FULL
     if not is_full:
         return MEDIUM
@@ -128,7 +126,7 @@ def multiplied(
     (tokens, inputs), outputs = x.shape, len(weight)
     width = outputs // 2 if gated else outputs
     out = torch.empty((tokens, width), dtype=dtype, device=x.device)
-    tile = tile_of(tokens, width, x.dtype, gated=gated, has_large_shared=runtime.has_large_shared)
+    tile = tile_of(tokens, width, x.dtype, gated=gated)
     number, chunk, arrived = chunks or (1, inputs, out)
     is_divided = number > 1 and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
     parts = torch.empty((number, tokens, width), dtype=torch.float32, device=x.device) if is_divided else out
