@@ -13,7 +13,7 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.vector_output import array_of
 
 
@@ -69,8 +69,10 @@ class AsyncLLMEngine:
         if self._starting is not None:
             await (await self.start()).abort(request_id)
 
-    async def get_tokenizer(self) -> Tokenizer:
-        return (await self.start()).tokenizer
+    async def get_tokenizer(self) -> ChatTokenizer:
+        """Return the tokenizer and the chat template, with the methods of transformers' tokenizers."""
+        llm = await self.start()
+        return ChatTokenizer(llm.tokenizer, llm.render_chat)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when the core has died or was shut down, EngineUnresponsiveError when it hangs."""

@@ -35,11 +35,11 @@ from octavo.core.prompt import Prompt, PromptLike, listed
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
+from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.progress import ProgressBar
-from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
 from octavo.errors import InvalidRequest, named_by_the_caller
@@ -84,8 +84,9 @@ class LLM:
     def config(self) -> EngineConfig:
         return self.engine.config
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self.engine.tokenizer
+    def get_tokenizer(self) -> ChatTokenizer:
+        """Return the tokenizer and the chat template, with the methods of transformers' tokenizers."""
+        return ChatTokenizer(self.engine.tokenizer, self.engine.render_chat)
 
     def get_default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """Return the checkpoint's sampling defaults, which `generate` uses, with `explicit` values over them."""

@@ -422,6 +422,13 @@ def test_text_that_is_no_unicode_is_refused_by_itself(tmp_path: Path) -> None:
         SamplingParams(stop="\ud800")
 
 
+def test_a_chat_by_hand_is_the_chat_of_the_engine(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    by_hand = llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True)
+    assert llm.chat(messages)[0].prompt_token_ids == by_hand
+
+
 def test_arguments_make_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[EngineArgs] = []
     engine = make_llm(tmp_path).engine

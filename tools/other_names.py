@@ -177,6 +177,11 @@ VLLM_INTERFACES: Final = (
         "adapters are loaded from that folder alone ([recipe](lora.md))",
     ),
     Row("LLM.from_engine_args, LLM.llm_engine", "LLM.from_engine_args, LLM.llm_engine"),
+    Row(
+        "LLM.get_tokenizer()",
+        "LLM.get_tokenizer()",
+        "with `apply_chat_template`, `encode`, `decode` and others of transformers; token ids are plain lists",
+    ),
     Row("EngineArgs, AsyncEngineArgs", "EngineArgs, AsyncEngineArgs", "one class; arguments by name"),
     Row(
         "EngineArgs.add_cli_args, EngineArgs.from_cli_args, FlexibleArgumentParser",

@@ -130,7 +130,11 @@ class Tokenizer:
 
     def has_id(self, token_id: int) -> bool:
         """Return whether an id stands for a token; models often have more rows of embeddings than tokens."""
-        return self._backend.id_to_token(token_id) is not None
+        return self.word(token_id) is not None
+
+    def word(self, token_id: int) -> str | None:
+        """Return the text of a token in the vocabulary; None for an id without a token."""
+        return self._backend.id_to_token(token_id)
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         """Return the token ids of a text. Where the text itself starts with the BOS token, as chat templates write it,
