@@ -191,20 +191,21 @@ def corrected(
     c: Checkpoint,
     *,
     groups: tuple[int, int] = (1, 1),
+    is_normalized: bool = True,
     factor: float = 1.0,
     correction: str = "gate.e_score_correction_bias",
     counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
 ) -> Mixture:
     """Read a mixture whose router adds a correction to sigmoids.
 
-    `groups` and `factor` hold where the config is silent; `counts` are those of `read_mixture`.
+    `groups`, `is_normalized` and `factor` hold where the config is silent; `counts` are those of `read_mixture`.
     """
     c.expect("scoring_func", "sigmoid", "noaux_tc")
     c.expect("topk_method", "noaux_tc", default="noaux_tc")
     rule = RouterRule(
         c.positive("num_experts_per_tok"),
         "sigmoid",
-        is_normalized=c.bool("norm_topk_prob", True),
+        is_normalized=c.bool("norm_topk_prob", is_normalized),
         factor=c.positive_float("routed_scaling_factor", factor),
         num_groups=c.positive("n_group", groups[0]),
         groups_kept=c.positive("topk_group", groups[1]),
