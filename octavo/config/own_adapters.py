@@ -49,6 +49,12 @@ def own_adapter(checkpoint: Checkpoint, kind: str) -> OwnAdapter | None:
     return OwnAdapter(file.parent, max([Section(values, str(file)).positive("r", 8), *own]))
 
 
+def own_adapter_files(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files of all adapters that a checkpoint has in its folder. Raises CheckpointError."""
+    found = [own.path for kind in _KINDS if (own := own_adapter(checkpoint, kind)) is not None]
+    return [folder / name for folder in found for name in (_FILE, "adapter_model.safetensors")]
+
+
 def for_own_adapters(args: EngineArgs, checkpoint: Checkpoint) -> EngineArgs:
     """Return the arguments with room for the adapters that a checkpoint has for what prompts bring. Raises
     CheckpointError."""

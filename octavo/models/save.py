@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import CONFIG, QUANTIZATION, Checkpoint, read_json_object
+from octavo.config.own_adapters import own_adapter_files
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import WHOLE
@@ -87,6 +88,10 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
         for path in sorted(checkpoint.path.iterdir()):
             if path.is_file() and path.name != CONFIG and not path.name.endswith(_WEIGHTS):
                 shutil.copyfile(path, folder / path.name)
+        for adapter in own_adapter_files(checkpoint):
+            copied = folder / adapter.relative_to(checkpoint.path)
+            copied.parent.mkdir(exist_ok=True)
+            shutil.copyfile(adapter, copied)
         config = {**read_json_object(checkpoint.path / CONFIG), QUANTIZATION: _config(kind, group, kept)}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return Saved(len(wanted), kept, sum(each.nbytes for own in files.values() for each in own), after)
@@ -99,7 +104,7 @@ def _whole_or_nothing(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         for path in folder.iterdir():
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         if isinstance(error, OSError):
             place = error.filename or folder
             raise ConfigError(f"{place}: {error.strerror}; what was written to {folder} is removed") from error

@@ -12,6 +12,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.own_adapters import OwnAdapter, own_adapter
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.save import save_quantized
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config
 from tests.fakes.phi4 import as_released
@@ -65,6 +66,15 @@ def test_an_adapter_that_is_not_there_is_refused(path: Path) -> None:
     assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0}))
     (path / "preprocessor_config.json").unlink()
     assert bits(generate(path, PROMPTS[3:]))
+
+
+def test_a_quantised_copy_has_the_adapter(path: Path, tmp_path: Path) -> None:
+    save_quantized(Checkpoint.open(path), tmp_path / "made", "int8", 64)
+    names = [each.name for each in (path / "vision-lora").iterdir()]
+    assert len(names) == 2
+    for name in names:
+        assert (tmp_path / "made" / "vision-lora" / name).read_bytes() == (path / "vision-lora" / name).read_bytes()
+    assert bits(generate(tmp_path / "made", PROMPTS)) != bits(generate(path, PROMPTS))
 
 
 def test_a_layer_that_the_encoder_lacks_is_refused(path: Path) -> None:
