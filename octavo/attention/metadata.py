@@ -98,6 +98,14 @@ class SpanRows(NamedTuple):
     """For each cache group; a row is what this step computes of one span, and its length ends with the span."""
 
 
+class TokenKinds(NamedTuple):
+    """Flat indices of tokens, int64: those that stand for images, with the one before and the one behind each image,
+    and all others."""
+
+    images: Tensor
+    others: Tensor
+
+
 class EncoderOutput(NamedTuple):
     """What an encoder made of one input, whose keys and values are written in this step, and where they go."""
 
@@ -159,6 +167,8 @@ class ModelInput:
     """Tokens that attend to each other; None in nearly every step."""
     adapter_of_token: Tensor | None = None
     """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
+    kinds: TokenKinds | None = None
+    """Which tokens are of images, where some are and the model has experts for them; else None."""
     token_types: Tensor | None = None
     """int64 [tokens]: 1 for the tokens of the second text of a pair; None where no row is one."""
     seeing: Tensor | None = None

@@ -21,8 +21,8 @@ from octavo.quantization.method import Methods
 class ExactLinear(ColumnLinear):
     """A small product that is whole on every rank, never quantised, and returned in float32."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        super().__init__(inputs, outputs, Mesh.single(), bias=bias)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, transposed: bool = False) -> None:
+        super().__init__(inputs, outputs, Mesh.single(), bias=bias, transposed=transposed)
 
     def use(self, methods: Methods, path: str) -> None:
         """Stay as it is."""
@@ -50,8 +50,9 @@ class Router(ExactLinear):
         correction: str | None = None,
         is_correction_row: bool = False,
         factors: str | None = None,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(inputs, experts, bias=bias)
+        super().__init__(inputs, experts, bias=bias, transposed=transposed)
         self.rule, self._experts = rule, experts
         self._shapes = {"correction": (1, experts) if is_correction_row else (experts,), "factors": (experts,)}
         names = {"correction": correction, "factors": factors}

@@ -65,6 +65,8 @@ class DecoderConfig:
     """Whether queries see as many tokens behind themselves as before; then prompts are computed whole."""
     has_whole_spans: bool = False
     """Whether tokens of an image see all of it."""
+    has_image_experts: bool = False
+    """Whether layers are told which tokens are of images (`ModelInput.kinds`)."""
     has_whole_prompts: bool = False
     """Whether tokens of a prompt see all of it, so that caches keep what a window hides from those behind it."""
     slopes: tuple[float, ...] = ()

@@ -20,6 +20,7 @@ from octavo.worker.packed_arrays import sent
 from octavo.worker.rope_positions import rope_positions
 from octavo.worker.sequence_state import Sequences, SequenceState, second_start
 from octavo.worker.span_rows import rows_without_unseen, span_rows
+from octavo.worker.token_kinds import token_kinds
 
 
 class BatchRow(NamedTuple):
@@ -91,10 +92,11 @@ class InputBatchBuilder:
         device: torch.device,
         first_group: int = 0,
         has_spans: bool = True,
+        has_kinds: bool = False,
     ) -> None:
         """groups: the cache groups of the model that reads the batches. first_group: the place of their first among
         those of the sequences. has_spans: whether tokens of a prompt may attend to each other in that model, so that no
-        row ends among them."""
+        row ends among them. has_kinds: whether it is told which tokens are of images."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
@@ -105,7 +107,7 @@ class InputBatchBuilder:
         self._tables = tables
         self._keeps_states = [isinstance(each.keeps, State) for each in groups]
         self.block_size = block_size
-        self._device, self._has_spans = device, has_spans
+        self._device, self._has_spans, self._has_kinds = device, has_spans, has_kinds
         self.max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
@@ -198,6 +200,7 @@ class InputBatchBuilder:
             embeddings=embeddings,
             spans=span_rows(rows, attention[: len(self._tables)]) if has_spans else None,
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
+            kinds=token_kinds(rows, self._device) if self._has_kinds and self._sequences.num_with_grids else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
             seeing=seeing,
             encoded=self._encoder_outputs(encoded) if encoded else (),

@@ -169,6 +169,7 @@ class LoadedRank:
                 block_size=block_size,
                 max_num_tokens=num_tokens,
                 device=device.torch_device,
+                has_kinds=loaded.config.has_image_experts,
             ),
             vocab_size=vocab_size,
             sampler=shared(sampler, mesh, vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,

@@ -1,0 +1,31 @@
+"""Which tokens of a step stand for images, for models with experts of their own for these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from octavo.attention.metadata import TokenKinds
+from octavo.worker.packed_arrays import sent
+
+if TYPE_CHECKING:
+    from octavo.worker.input_batch import BatchRow
+
+
+def token_kinds(rows: Sequence[BatchRow], device: torch.device) -> TokenKinds | None:
+    """Return the tokens of images, with the one before and the one behind each; None where a step has none."""
+    is_seen = np.zeros(sum(row.scheduled.num_tokens for row in rows), dtype=np.bool_)
+    first = 0
+    for row in rows:
+        start, end = row.scheduled.start, row.end
+        for offset, height, width, *times in row.state.grids:
+            begin, stop = offset - 1, offset + height * width * max(1, len(times)) + 1
+            is_seen[first + max(begin, start) - start : first + max(start, min(stop, end)) - start] = True
+        first += end - start
+    if not is_seen.any():
+        return None
+    _, (images, others) = sent([np.flatnonzero(is_seen), np.flatnonzero(~is_seen)], device)
+    return TokenKinds(images, others)
