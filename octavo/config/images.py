@@ -8,6 +8,7 @@ from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
+from octavo.config.released_ernie import ERNIE_VL, ernie_settings
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.released_phi4 import PHI4, phi4_settings
@@ -17,8 +18,8 @@ from octavo.config.section import Section
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Exaone4_5_", "Gemma3", "Gemma3n", "Gemma4"),
-        "Gemma4Unified",
+        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Ernie4_5_VLMoe", "Exaone4_5_", "Gemma3"),
+        *("Gemma3n", "Gemma4", "Gemma4Unified"),
         *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
         *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
@@ -112,6 +113,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         elif checkpoint.architecture == KIMI and "in_token_limit" in values:
             values = dict(kimi_vl_settings(Section(values, str(file))))
         found = values.get("image_processor", values)
+        if checkpoint.architecture == ERNIE_VL and isinstance(found, dict) and "min_pixels" in found:
+            found = dict(ernie_settings(Section(found, str(file))))
         if checkpoint.architecture in (PHI4, PHI4_RELEASED) and isinstance(found, dict) and "dynamic_hd" in found:
             found = dict(phi4_settings(Section(found, str(file))))
         if isinstance(found, dict):
@@ -237,7 +240,7 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
 
 def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> None:
     """Raise CheckpointError for sizes that are none, that no image survives, or that contradict each other."""
-    counts_pixels = processor.startswith(("HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama"))
+    counts_pixels = processor.startswith(("Ernie", "HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama"))
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE

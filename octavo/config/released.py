@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo.config.released_ernie import ERNIE_VL, ernie_layout
 from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
@@ -92,6 +93,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return intern_layout(config, where)
     if only in RELEASED:
         return kimi_layout(config, where)
+    if only == ERNIE_VL and "im_patch_id" in config:
+        return ernie_layout(config, where)
     if only in (PHI4, PHI4_RELEASED):
         return phi4_layout(config, where)
     if only in ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM") and "language_config" in config:

@@ -64,6 +64,7 @@ _FILES: Final = {
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
         *("SarvamMLA", "Youtu"),
     ),
+    "ernie_vl": ("Ernie4_5_VLMoe",),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),
     "gemma4": ("Gemma4", "Gemma4Unified"),

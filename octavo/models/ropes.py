@@ -74,10 +74,13 @@ def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int,
     the second where that is another; () in a model of text."""
     model_type = c.str("model_type", "")
     defaults = {"glm4v": [8, 12, 12], "glm_ocr": [8, 12, 12], "paddleocr_vl": [16, 24, 24]}
+    defaults["ernie4_5_vl"] = [22, 22, 20]
     unstated = next((each for name, each in defaults.items() if model_type.startswith(name)), None)
     sections = rope.values.get("mrope_section", unstated)
     if sections is None and rope.values.get("xdrope_section") is None:
         return (), ()
+    if model_type.startswith("ernie4_5_vl"):
+        return _axes_in_turn(rope, sections, num_pairs), ()
     if model_type.startswith("hunyuan_vl"):
         name = "xdrope_section" if sections is None else "mrope_section"
         axes = _axes_of_elements(rope, name, num_pairs)
@@ -88,6 +91,15 @@ def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int,
     if not rope.bool("mrope_interleaved", model_type.startswith("qwen3")):
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count)), ()
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs)), ()
+
+
+def _axes_in_turn(rope: Section, sections: Any, num_pairs: int) -> tuple[int, ...]:
+    """Return by which position each pair turns: sections are those of rows and of columns, which take turns, and that
+    of time. Raises CheckpointError."""
+    is_three = isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)
+    if not is_three or min(sections) < 0 or sections[0] != sections[1] or sum(sections) != num_pairs:
+        raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together, the first two equal")
+    return (1, 2) * sections[0] + (0,) * sections[2]
 
 
 def _axes_of_elements(rope: Section, name: str, num_pairs: int) -> tuple[int, ...]:

@@ -114,6 +114,17 @@ _GEMMA_UNIFIED: Final = (
 )
 
 
+_ERNIE: Final = tuple(
+    (re.compile(rf"^(?:model\.)?{old}"), own)
+    for old, own in (
+        (r"vision_model\.", "vision_tower."),
+        (r"resampler_model\.(\w+_linear)\.0\.", r"resampler_model.\1.fc1."),
+        (r"resampler_model\.(\w+_linear)\.2\.", r"resampler_model.\1.fc2."),
+        (r"resampler_model\.(\w+_linear)\.3\.", r"resampler_model.\1.ln."),
+    )
+)
+
+
 _PHI4: Final = tuple(
     (re.compile(rf"^((?:model\.)?embed_tokens_extend\.image_embed\.){old}"), rf"\1{own}")
     for old, own in (
@@ -139,7 +150,7 @@ def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
-    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4}
+    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4, "ernie4_5_vl": _ERNIE}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_phi4 import PHI4
@@ -58,6 +59,19 @@ def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     height, width = _qwen_grid(context, arrays)
     return [token] * (height * width)
+
+
+def _ernie_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
+    """Return a prompt where each image is between the tokens that begin and end one."""
+    begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
+    written: list[int] = []
+    for place, token_id in enumerate(token_ids):
+        if token_id != marker:
+            written.append(token_id)
+            continue
+        written += [marker] if written[-1:] == [begin] else [begin, marker]
+        written += [] if list(token_ids[place + 1 : place + 2]) == [end] else [end]
+    return written
 
 
 def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
@@ -325,6 +339,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_llava),
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
+    ERNIE_VL: _QWEN._replace(arranged=_ernie_prompt),
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
     "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
     "Gemma3nForConditionalGeneration": Family(

@@ -172,17 +172,19 @@ def test_an_engine_without_adapters_names_the_argument(base: Path) -> None:
 
 
 READERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "ernie4_5_vl": (("q_proj", "o_proj"), "model.layers"),
     "mllama": (LINEAR, "language_model"),
     "whisper": (("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "decoder"),
 }
-"""Families whose layers read what an encoder makes through caches: the modules of adapters, and where they are."""
+"""Families whose layers read what an encoder makes through caches, or compute tokens of images apart: the modules of
+adapters, and where they are."""
 
 
 @pytest.mark.parametrize("family", READERS)
 def test_keys_and_values_of_images_and_sounds_have_the_adapter_of_their_request(family: str, tmp_path: Path) -> None:
     asked: list[tuple[Any, int | None]]
-    if family == "mllama":
-        path = make_vision_checkpoint("mllama", tmp_path / "model")
+    if family != "whisper":
+        path = make_vision_checkpoint(family, tmp_path / "model")
         seen = [{"prompt": f"w1 {'w2 ' * n}<image> w3", "multi_modal_data": {"image": image(n)}} for n in range(3)]
         # tokens that see no image stand beside others in a step
         asked = [(seen[0], 0), ("w5 w6", 1), (seen[1], None), (seen[2], 1), ("w7 w8 w9", 0), (seen[0], 1)]

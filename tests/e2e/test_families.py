@@ -33,6 +33,9 @@ QUICK = {
 """Families that are run each time: one of each kind of layer. The others are run with the long tests."""
 
 OWN: dict[str, dict[str, Any]] = {
+    "ernie4_5_vl_moe": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 4]}
+    },
     "gemma3": {"sliding_window": 20},
     "gemma4": {"sliding_window": 20, "head_dim": 8},
     "gemma4_moe": {"sliding_window": 20, "head_dim": 8},

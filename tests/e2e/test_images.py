@@ -23,7 +23,7 @@ from tests.fakes.hearing import make_hearing_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
 from tests.fakes.vision_families import FAMILIES
-from tests.fakes.vision_sizes import IMAGE, START
+from tests.fakes.vision_sizes import END, IMAGE, START
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ MANY_BLOCKS = ("deepseek_ocr2", "lfm", "minicpm", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""
-WHOLE = ("gemma3", "gemma4", "llava", "mllama", "paligemma", "phi4_multimodal", "qwen3_vl")
+WHOLE = ("ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "paligemma", "phi4_multimodal", "qwen3_vl")
 """Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
 
 
@@ -121,6 +121,10 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
             inputs["mm_token_type_ids"] = (torch.tensor([ids]) == token).int()
         if family == "deepseek_ocr":
             inputs |= {each: inputs[each].tolist() for each in ("num_local_patches", "patches_grid")}
+        if family == "ernie4_5_vl":  # what is drawn is text, whatever it is
+            is_prompt = torch.arange(len(ids)) < len(output.prompt_token_ids)
+            of_images = torch.isin(torch.tensor(ids), torch.tensor([IMAGE, START, END]))
+            inputs["moe_mm_token_type_ids"] = (of_images & is_prompt).int()[None]
         if family == "paligemma":
             inputs["token_type_ids"] = (torch.arange(len(ids)) >= len(output.prompt_token_ids)).int()[None]
         if family == "gemma3":  # under its older name

@@ -20,6 +20,7 @@ from octavo import LLM, SamplingParams
 from tests.fakes.hearing import make_hearing_checkpoint
 from tests.fakes.phi4 import as_released as released_phi4
 from tests.fakes.vision import image, make_vision_checkpoint
+from tests.models.test_released_ernie import as_released as released_ernie
 from tests.models.test_released_kimi import as_released
 from tests.server.raw import ask
 from tests.server.routes.test_audio import wav
@@ -53,6 +54,7 @@ class Running(NamedTuple):
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "gemma4_unified": lambda path: make_hearing_checkpoint("gemma4_unified", path),
     "kimi_vl": lambda path: as_released(make_vision_checkpoint("kimi_k25", path)),
+    "ernie4_5_vl": lambda path: released_ernie(make_vision_checkpoint("ernie4_5_vl", path)),
     "muse_glimmer": lambda path: make_vision_checkpoint("muse_glimmer", path),
     "phi4_multimodal": lambda path: released_phi4(make_vision_checkpoint("phi4_multimodal", path)),
 }

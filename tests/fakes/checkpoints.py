@@ -110,6 +110,11 @@ def _save_checkpoint(
         vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         sizes = {"out_hidden_size": 32, "projector_hidden_size": 8}
         config = transformers.MuseGlimmerConfig(text_config=config.to_dict(), vision_config=vision, **sizes)
+    if family == "ernie4_5_vl_moe":
+        vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1}
+        config = transformers.Ernie4_5_VLMoeConfig(
+            text_config=config.to_dict(), vision_config=vision, tie_word_embeddings=config.tie_word_embeddings
+        )
     make = getattr(transformers, (FAMILIES | WITH_ENCODERS | ENCODERS)[family][1])
     if family == "nemotron-nas":
         from tests.fakes.nemotron_nas import llama_of_blocks as make
@@ -167,7 +172,7 @@ def load_oracle(path: Path) -> Any:
     is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
-    if config["model_type"] in ("muse_glimmer", "step3p7"):
+    if config["model_type"] in ("ernie4_5_vl_moe", "muse_glimmer", "step3p7"):
         loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

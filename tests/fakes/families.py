@@ -179,6 +179,7 @@ FAMILIES = {
 OTHER_ARCHITECTURES = {
     "bailing_moe_v2": "BailingMoeV2ForCausalLM",
     "bailing_moe_v2_5": "BailingMoeV2_5ForCausalLM",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoeForCausalLM",
     "exaone": "ExaoneForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "muse_glimmer": "MuseGlimmerForCausalLM",

@@ -99,6 +99,16 @@ SPARSE_FAMILIES = {
     "ernie4_5_moe": of(
         "Ernie4_5_Moe", num_key_value_heads=2, num_hidden_layers=3, moe_num_experts=8, moe_k=3, moe_intermediate_size=24
     ),
+    "ernie4_5_vl_moe": of(
+        "Ernie4_5_VLMoeText",
+        model="Ernie4_5_VLMoeForConditionalGeneration",
+        num_key_value_heads=2,
+        num_hidden_layers=3,
+        moe_num_experts=8,
+        moe_k=3,
+        moe_intermediate_size=[24, 16],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]},
+    ),
     "exaone_moe": of("ExaoneMoe", CORRECTED, WINDOWS_IN_TWO, GROUPS, num_experts=8),
     "flex_olmo": of("FlexOlmo", num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, intermediate_size=24),
     "glm_moe_dsa": of("GlmMoeDsa", LATENT_EXPERTS, INDEXED, first_k_dense_replace=1),

@@ -360,6 +360,17 @@ def _ovis2() -> tuple[Any, Any]:
     return config, tf.Ovis2ImageProcessorPil(size=SIDE, crop_to_patches=True, max_patches=4)
 
 
+def _ernie_vl() -> tuple[Any, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {**TEXT, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [24, 16]}
+    text |= {"moe_num_shared_experts": 1, "rope_parameters": rope, "tie_word_embeddings": False}
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14}
+    ids = {"image_token_id": IMAGE, "image_start_token_id": START, "image_end_token_id": END}
+    ids |= {"video_token_id": VIDEO, "video_start_token_id": 8, "video_end_token_id": 9}
+    config = tf.Ernie4_5_VLMoeConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **ids)
+    return config, tf.Ernie4_5_VLMoeImageProcessorPil(size=PIXELS)
+
+
 def _muse_glimmer() -> tuple[Any, Any]:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     text = {**TEXT, "num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 12}
@@ -409,6 +420,7 @@ FAMILIES = {
     "llama4": (_llama4, "Llama4ForConditionalGeneration"),
     "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
+    "ernie4_5_vl": (_ernie_vl, "Ernie4_5_VLMoeForConditionalGeneration"),
     "muse_glimmer": (_muse_glimmer, "MuseGlimmerForConditionalGeneration"),
     "phi4_multimodal": (_phi4_multimodal, "Phi4MultimodalForCausalLM"),
     "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),

@@ -296,7 +296,7 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
-        *("axk1", "flint", "dbrx", "kolibri1", "minimax", "muse_glimmer", "step3p5"),
+        *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "minimax", "muse_glimmer", "step3p5"),
         *("bloom", "mpt"),
         *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
         *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma", "zamba2"),

@@ -55,7 +55,17 @@ PLAIN = (
 )
 FAMILIES |= {family: (family, {}) for family in PLAIN}
 PLAIN_MIXTURES = (
-    *("afmoe", "axk1", "bailing_moe_v2", "bailing_moe_v2_5", "cohere2_moe", "dbrx", "dots1", "ernie4_5_moe"),
+    *(
+        "afmoe",
+        "axk1",
+        "bailing_moe_v2",
+        "bailing_moe_v2_5",
+        "cohere2_moe",
+        "dbrx",
+        "dots1",
+        "ernie4_5_moe",
+        "ernie4_5_vl_moe",
+    ),
     *("exaone_moe", "flex_olmo", "flint", "gemma4_moe", "glm4_moe", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba", "kimi_linear", "kolibri1", "lfm2_moe", "llama4"),
     *("longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2", "mistral4", "mixtral", "olmoe", "phimoe"),
