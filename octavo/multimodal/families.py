@@ -15,6 +15,7 @@ from octavo.config.released_kimi import KIMI
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
+from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.family import Arrays, Context, Family, first_positive
 
 
@@ -61,19 +62,6 @@ def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (height * width)
 
 
-def _ernie_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
-    """Return a prompt where each image is between the tokens that begin and end one."""
-    begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
-    written: list[int] = []
-    for place, token_id in enumerate(token_ids):
-        if token_id != marker:
-            written.append(token_id)
-            continue
-        written += [marker] if written[-1:] == [begin] else [begin, marker]
-        written += [] if list(token_ids[place + 1 : place + 2]) == [end] else [end]
-    return written
-
-
 def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
     rows, columns = _qwen_grid(context, arrays)
     return rows, columns + 1
@@ -100,21 +88,6 @@ def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
     crops = [each for _ in range(num_crops - 1) for each in (*one, *context.encode(" "))] + one
     behind = " and here are some crops to help you see better "
     return [*context.encode("Here is the original image "), *one, *context.encode(behind), *crops]
-
-
-def _paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
-    """Images, the token that begins a text, the text, and a line break, of which those that are there stay."""
-    config = context.config
-    text, tokens, lines = config.section("text_config") or config, [*token_ids], context.encode("\n")
-    begin = config.positive("bos_token_id", text.positive("bos_token_id", 2))
-    if tokens[:1] == [begin]:
-        del tokens[0]
-    behind = len(tokens) - tokens[::-1].index(marker) if marker in tokens else 0
-    if behind and lines and tokens[behind : behind + len(lines)] == lines:  # as conversations are written
-        del tokens[behind : behind + len(lines)]
-    if tokens[behind : behind + 1] != [begin]:
-        tokens.insert(behind, begin)
-    return tokens if tokens[-len(lines) :] == lines else tokens + lines
 
 
 def _gemma3n(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -339,7 +312,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_llava),
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
-    ERNIE_VL: _QWEN._replace(arranged=_ernie_prompt),
+    ERNIE_VL: _QWEN._replace(arranged=ernie_prompt),
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
     "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
     "Gemma3nForConditionalGeneration": Family(
@@ -380,7 +353,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
-    "PaliGemmaForConditionalGeneration": Family(_llava, arranged=_paligemma_prompt),
+    "PaliGemmaForConditionalGeneration": Family(_llava, arranged=paligemma_prompt),
     **dict.fromkeys(
         (PHI4, PHI4_RELEASED), Family(_phi4, ("image_pixel_values", "image_attention_mask", "image_sizes"))
     ),

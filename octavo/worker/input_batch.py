@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput, SpanRows
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.core.step import ScheduledSequence
 from octavo.devices.token_store import DeviceTokenStore
@@ -73,6 +73,19 @@ class _Views(NamedTuple):
     groups: _Groups
 
 
+class Told(NamedTuple):
+    """What a model is told of tokens of images.
+
+    has_spans: which of them attend to each other, so that no row ends among them. has_kinds: which tokens they are.
+    """
+
+    has_spans: bool = True
+    has_kinds: bool = False
+
+
+TOLD_OF_SPANS: Final = Told()
+
+
 class InputBatchBuilder:
     """Holds buffers for `max_num_tokens` tokens, so that a step allocates hardly any memory.
 
@@ -91,12 +104,10 @@ class InputBatchBuilder:
         max_num_tokens: int,
         device: torch.device,
         first_group: int = 0,
-        has_spans: bool = True,
-        has_kinds: bool = False,
+        told: Told = TOLD_OF_SPANS,
     ) -> None:
         """groups: the cache groups of the model that reads the batches. first_group: the place of their first among
-        those of the sequences. has_spans: whether tokens of a prompt may attend to each other in that model, so that no
-        row ends among them. has_kinds: whether it is told which tokens are of images."""
+        those of the sequences."""
         self._kv_caches = kv_caches
         self._sequences = sequences
         self._tokens = sequences.tokens
@@ -107,7 +118,7 @@ class InputBatchBuilder:
         self._tables = tables
         self._keeps_states = [isinstance(each.keeps, State) for each in groups]
         self.block_size = block_size
-        self._device, self._has_spans, self._has_kinds = device, has_spans, has_kinds
+        self._device, self._told = device, told
         self.max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
@@ -193,19 +204,23 @@ class InputBatchBuilder:
             attention.append(cross)
         if has_unseen := self._sequences.num_with_unseen > 0:
             attention = rows_without_unseen(rows, attention)
-        has_spans = self._has_spans and self._sequences.num_with_spans > 0
         return ModelInput(
             *(tensors.token_ids, tensors.positions, attention, self._kv_caches),
             rope_positions=rope,
             embeddings=embeddings,
-            spans=span_rows(rows, attention[: len(self._tables)]) if has_spans else None,
+            spans=self._spans(rows, attention),
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
-            kinds=token_kinds(rows, self._device) if self._has_kinds and self._sequences.num_with_grids else None,
+            kinds=token_kinds(rows, self._device) if self._told.has_kinds and self._sequences.num_with_grids else None,
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
             seeing=seeing,
             encoded=self._encoder_outputs(encoded) if encoded else (),
             packed=None if has_unseen or self._cross is not None else packed,
         )
+
+    def _spans(self, rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> SpanRows | None:
+        """Return the tokens that attend to each other; None where there are none, or the model is not told."""
+        has_spans = self._told.has_spans and self._sequences.num_with_spans > 0
+        return span_rows(rows, attention[: len(self._tables)]) if has_spans else None
 
     def _encoder_outputs(self, encoded: Sequence[Encoding]) -> Sequence[EncoderOutput]:
         """Return what encoders made for sequences, with its places in the cache that layers read it from."""

@@ -1,0 +1,35 @@
+"""Prompts of families whose training had images in certain places, or between certain tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.multimodal.family import Context
+
+
+def paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
+    """Images, the token that begins a text, the text, and a line break, of which those that are there stay."""
+    config = context.config
+    text, tokens, lines = config.section("text_config") or config, [*token_ids], context.encode("\n")
+    begin = config.positive("bos_token_id", text.positive("bos_token_id", 2))
+    if tokens[:1] == [begin]:
+        del tokens[0]
+    behind = len(tokens) - tokens[::-1].index(marker) if marker in tokens else 0
+    if behind and lines and tokens[behind : behind + len(lines)] == lines:  # as conversations are written
+        del tokens[behind : behind + len(lines)]
+    if tokens[behind : behind + 1] != [begin]:
+        tokens.insert(behind, begin)
+    return tokens if tokens[-len(lines) :] == lines else tokens + lines
+
+
+def ernie_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
+    """Return a prompt where each image is between the tokens that begin and end one."""
+    begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
+    written: list[int] = []
+    for place, token_id in enumerate(token_ids):
+        if token_id != marker:
+            written.append(token_id)
+            continue
+        written += [marker] if written[-1:] == [begin] else [begin, marker]
+        written += [] if list(token_ids[place + 1 : place + 2]) == [end] else [end]
+    return written
