@@ -101,10 +101,15 @@ class Adapters:
                 self._call("drop_adapter", digest)
 
     def _poll_later(self) -> None:
-        if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(_POLL_S, self._wake)
+        if self._timer is None:
+            self._timer = threading.Timer(_POLL_S, self._poll)
             self._timer.daemon = True
             self._timer.start()
+
+    def _poll(self) -> None:
+        # before the core wakes: it may ask for the next poll while this thread still runs
+        self._timer = None
+        self._wake()
 
     def refusal(self, group: SequenceGroup, *, may_preempt: bool = False) -> str:
         """Return why the group's adapter cannot have a slot now; an empty string when it can. Begins to read it while

@@ -69,7 +69,7 @@ class Driver:
         chosen = make_settings(max_loras=max_loras, max_cpu_loras=max_cpu_loras, max_steps_in_flight=depth, **settings)
         self.executor = AdapterExecutor(chosen.cache.block_size)
         self.woken = threading.Event()
-        calls = AdapterCalls(self.executor.call, self.woken.set)
+        calls = AdapterCalls(self.executor.call, lambda: self.wake())
         scheduler = build_scheduler(chosen, adapter_calls=calls)
         ready = CoreReady(cache=chosen.limits, max_model_len=512, vocab_size=50, plan="")
         self.core = EngineCore(self.executor, scheduler, ready, max_steps_in_flight=depth, clock=Clock())
@@ -91,6 +91,9 @@ class Driver:
             request.lora_request = LoRARequest(adapter, 1, f"/{adapter}", digest=adapter)
             request.adapter = request.lora_request.key
         self.core.add_request(request)
+
+    def wake(self) -> None:
+        self.woken.set()
 
     def step(self) -> list[EngineCoreOutput]:
         outputs = self.core.step().outputs
@@ -147,6 +150,22 @@ def test_others_compute_while_an_adapter_is_read_and_an_idle_core_is_woken() -> 
     assert ["blocked", "waits"] in [[each.kind, each.request_id] for each in driver.core.scheduler.log.entries]
     driver.finish()
     assert driver.seen.finals.keys() == {"waits", "base"}
+
+
+def test_a_core_that_steps_while_the_timer_of_its_poll_still_runs_is_woken_again() -> None:
+    class AtOnce(Driver):
+        def wake(self) -> None:
+            self.step()  # in the timer's thread, so that it runs until the step is over
+            super().wake()
+
+    driver = AtOnce()
+    driver.executor.num_polls["x"] = 4
+    driver.add("waits", "x")
+    driver.step()
+    while driver.core.is_waiting:
+        assert driver.woken.wait(10)
+        driver.woken.clear()
+    assert driver.running == ["waits"]
 
 
 def test_a_failed_read_ends_the_requests_of_its_adapter_alone_with_the_reason() -> None:
