@@ -100,10 +100,22 @@ def main(tokens: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["serve"] and not any(_NO_CORE.fullmatch(word) for word in words):
             with SpawnedCore() as core:  # it imports while the command line is read
-                return invoke(build_app(core), words)
-        return invoke(build_app(), words)
+                return invoke(build_app(core), _spread(words))
+        return invoke(build_app(), _spread(words))
     except KeyboardInterrupt:  # while the command line is read
         return _interrupted()
+
+
+def _spread(words: list[str]) -> list[str]:
+    """Return the words of `octavo serve MODEL` with a flag before each value of a list. Where the model comes last it
+    would be one of them."""
+    if words[:1] != ["serve"] or words[1:2] == [] or words[1].startswith("-"):
+        return words
+    from octavo.cli.options import one_value_each
+    from octavo.config.args import EngineArgs
+    from octavo.config.server_args import ServerArgs
+
+    return one_value_each(words, EngineArgs, ServerArgs)
 
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:

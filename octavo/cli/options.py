@@ -148,6 +148,23 @@ def with_options(
     return decorate
 
 
+def one_value_each(words: Sequence[str], *classes: type) -> list[str]:
+    """Return the words of a command line with the flag of a list before each of its values, which may follow it as in
+    vLLM: `--served-model-name a b`. classes: those whose lists they are."""
+    lists = {name for cls in classes for name, each in arguments(cls).items() if each.kind in (tuple, dict)}
+    found: list[str] = []
+    flag, has_value = "", False
+    for word in words:
+        if word.startswith("-"):
+            is_list = word[:2] == "--" and word[2:].replace("-", "_") in lists
+            flag, has_value = word if is_list else "", False
+        elif flag:
+            found += [flag] if has_value else []
+            has_value = True
+        found.append(word)
+    return found
+
+
 def _flags(cls: type) -> list[inspect.Parameter]:
     if cls is SamplingParams:
         return _sampling_flags()

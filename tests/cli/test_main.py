@@ -228,7 +228,7 @@ def test_version_is_the_packages(command: Command) -> None:
             "'a time' is more than this command takes; put several words into quotes",
         ),
         (
-            ["serve", "octavo-tiny", "--served-model-name", "one", "two"],
+            ["serve", "octavo-tiny", "--served-model-name=one", "two"],
             "'two' is more than this command takes; put several words into quotes, and give an option once for each",
         ),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from octavo.cli.options import Given, with_options
+from octavo.cli.options import Given, one_value_each, with_options
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
@@ -125,3 +125,16 @@ def test_a_search_leaves_out_the_defaults_of_drawing() -> None:
 
 def test_negative_numbers_are_values_not_flags() -> None:
     assert call(["--presence-penalty", "-1.5"], SamplingParams).sampling({}).presence_penalty == -1.5
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("serve m --served-model-name a b --port 1", "serve m --served-model-name a --served-model-name b --port 1"),
+        ("serve m --lora_modules a=1 b=2 -tp 2", "serve m --lora_modules a=1 --lora_modules b=2 -tp 2"),
+        ("serve m --allowed-origins=a b", "serve m --allowed-origins=a b"),
+        ("serve m --port 1 2 --enforce-eager", "serve m --port 1 2 --enforce-eager"),
+    ],
+)
+def test_several_values_may_follow_the_flag_of_a_list(words: str, expected: str) -> None:
+    assert one_value_each(words.split(), EngineArgs, ServerArgs) == expected.split()
