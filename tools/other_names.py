@@ -182,7 +182,11 @@ VLLM_INTERFACES: Final = (
         "LLM.get_tokenizer()",
         "with `apply_chat_template`, `encode`, `decode` and others of transformers; token ids are plain lists",
     ),
-    Row("EngineArgs, AsyncEngineArgs", "EngineArgs, AsyncEngineArgs", "one class; arguments by name"),
+    Row(
+        "EngineArgs, AsyncEngineArgs",
+        "EngineArgs, AsyncEngineArgs",
+        "one class; arguments by name, and they can be set",
+    ),
     Row(
         "EngineArgs.add_cli_args, EngineArgs.from_cli_args, FlexibleArgumentParser",
         "EngineArgs.add_cli_args, EngineArgs.from_cli_args, FlexibleArgumentParser",
@@ -197,6 +201,7 @@ VLLM_INTERFACES: Final = (
     Row("AsyncLLMEngine.shutdown()", "AsyncLLMEngine.shutdown()", "`await` it to wait for the end of the process"),
     Row("RequestOutputKind", "RequestOutputKind", "or `OutputKind`"),
     Row("TextPrompt, TokensPrompt, EmbedsPrompt", "TextPrompt, TokensPrompt, EmbedsPrompt", "or a `dict`"),
+    Row("multi_modal_uuids of a prompt", "multi_modal_uuids", "changes nothing: media are known by their content"),
     Row("PoolerConfig", "PoolerConfig", "or a `dict`"),
     Row("RequestOutput.metrics", "RequestOutput.metrics", "the same names (`first_token_ts`, …), and a timeline"),
     Row("PoolingOutput.data", "PoolingOutput.data", "an array of numpy, where vLLM has a tensor"),

@@ -133,8 +133,8 @@ class ArgumentGroup:
 
 
 class Arguments(ArgumentGroup):
-    """Base of classes that check every field and put its value into normal form. Raises ConfigError: argument, value,
-    limit and remedy, or for an unknown name the nearest known one."""
+    """Base of classes that check every field, also one that is set later, and put its value into normal form. Raises
+    ConfigError: argument, value, limit and remedy, or for an unknown name the nearest known one."""
 
     def __init_subclass__(cls, heading: str | None = None) -> None:
         super().__init_subclass__(heading)
@@ -142,17 +142,28 @@ class Arguments(ArgumentGroup):
 
         @wraps(initialize)
         def __init__(self: Arguments, **values: Any) -> None:  # noqa: N807
-            known = arguments(cls)
             for name in values:
-                if name not in known:
-                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}")
+                known_argument(cls, name)
             initialize(self, **values)
 
+        def __setattr__(self: Arguments, name: str, value: Any) -> None:  # noqa: N807
+            # for programs that know it so from vLLM; octavo itself makes other arguments of changed values
+            object.__setattr__(self, name, accept(known_argument(cls, name), value))
+
         cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+        cls.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
         for argument in arguments(type(self)).values():
             object.__setattr__(self, argument.name, accept(argument, getattr(self, argument.name)))
+
+
+def known_argument(cls: type, name: str) -> Argument:
+    """Return an argument of a class by its name. Raises ConfigError, which names the nearest one."""
+    known = arguments(cls)
+    if name not in known:
+        raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}")
+    return known[name]
 
 
 def values_of(instance: Any, cls: type) -> dict[str, Any]:

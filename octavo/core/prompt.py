@@ -55,7 +55,7 @@ class Prompt(msgspec.Struct, frozen=True):
         if isinstance(value, Mapping):
             if "decoder_prompt" in value:
                 return cls.read(_joined(value))
-            if set(value) - _BESIDE not in ({"prompt"}, {"prompt_token_ids"}, {FIELD}):
+            if set(value) - _BESIDE - _UNREAD not in ({"prompt"}, {"prompt_token_ids"}, {FIELD}):
                 raise InvalidRequest(
                     f"a prompt given as a mapping has one of the keys prompt, prompt_token_ids and {FIELD}, and "
                     f"perhaps {', '.join(sorted(_BESIDE))}; got {sorted(map(str, value))}",
@@ -89,10 +89,13 @@ tokens, [tokens, width]), and perhaps `cache_salt`, `cache_namespace` and `multi
 through an encoder, with `encoder_prompt` and `decoder_prompt`."""
 
 _BESIDE: Final = frozenset({"cache_salt", "cache_namespace", "multi_modal_data"})
+_UNREAD: Final = frozenset({"multi_modal_uuids"})
+"""Keys of vLLM's prompts that change nothing: images and sounds are known by their content."""
 
 
 class _Beside(TypedDict, total=False):
     multi_modal_data: Mapping[str, Any] | None
+    multi_modal_uuids: Mapping[str, Any] | None
     cache_salt: str | None
     cache_namespace: str | None
 

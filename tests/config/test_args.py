@@ -71,6 +71,16 @@ def test_what_is_not_there_yet_is_refused_with_the_reason(keywords: dict[str, An
         EngineArgs(**keywords)
 
 
+def test_an_argument_can_be_set_and_is_checked() -> None:
+    args = EngineArgs()
+    args.limit_mm_per_prompt, args.seed = {"image": 0}, 3  # type: ignore[misc]
+    assert args == EngineArgs(limit_mm_per_prompt={"image": 0}, seed=3)
+    with pytest.raises(ConfigError, match="max_num_seqs is 0, must be at least 1"):
+        args.max_num_seqs = 0  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="max_num_seq is not an argument of EngineArgs; did you mean max_num_seqs"):
+        args.max_num_seq = 1  # type: ignore[attr-defined]
+
+
 def test_values_take_their_normal_form() -> None:
     args = EngineArgs(swap_space=2, kv_cache_memory="1GiB", served_model_name="a", op_overrides="x=y, z=w")  # type: ignore[arg-type]
     assert args.swap_space == 2.0

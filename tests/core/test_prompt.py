@@ -20,6 +20,7 @@ from octavo.errors import InvalidRequest
         ({"prompt_token_ids": np.array([3, 4])}, Prompt(token_ids=[3, 4])),
         ({"prompt": "text", "cache_salt": "s"}, Prompt(text="text", cache_salt="s")),
         ({"prompt_token_ids": [3], "cache_salt": None}, Prompt(token_ids=[3])),
+        ({"prompt": "text", "multi_modal_uuids": {"image": "one"}}, Prompt(text="text")),
         ({"prompt": "a", "cache_namespace": "n"}, Prompt(text="a", cache_namespace="n")),
         (
             {"prompt_token_ids": [3], "cache_salt": "s", "cache_namespace": "n"},
