@@ -66,10 +66,25 @@ class VerboseTranscription(Struct, frozen=True):
     usage: DurationUsage
 
 
+class SpokenText(Struct, frozen=True):
+    """More text."""
+
+    content: str
+
+
+class SpokenChoice(Struct, frozen=True):
+    """More text as vLLM sends it. finish_reason: in the last event, whose text is empty."""
+
+    delta: SpokenText
+    finish_reason: Literal["stop"] | None = None
+    index: int = 0
+
+
 class TextDelta(Struct, frozen=True):
-    """An event of a stream: more text."""
+    """An event of a stream: more text. choices: the same for clients of vLLM."""
 
     delta: str
+    choices: tuple[SpokenChoice]
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
 
 
@@ -78,6 +93,7 @@ class TextDone(Struct, frozen=True):
 
     text: str
     usage: SpeechUsage
+    choices: tuple[SpokenChoice] = (SpokenChoice(SpokenText(""), "stop"),)
     type: Literal["transcript.text.done"] = "transcript.text.done"
 
 
@@ -276,7 +292,7 @@ async def _events(talk: _Talk, pieces: AsyncGenerator[str, None]) -> AsyncGenera
         async for piece in pieces:
             if text := piece if texts else piece.lstrip():
                 texts.append(text)
-                yield make(TextDelta(text))
+                yield make(TextDelta(text, (SpokenChoice(SpokenText(text)),)))
     num_in, num_out = talk.num_prompt_tokens, talk.num_new_tokens
     yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
     yield DONE

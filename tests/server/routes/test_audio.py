@@ -84,6 +84,8 @@ def test_every_format_is_there(hearing: Served) -> None:
     delta, done = create(stream=True, **common)
     assert (delta.type, done.type, done.text) == ("transcript.text.delta", "transcript.text.done", text)
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+    assert delta.choices[0]["delta"] == {"content": delta.delta}
+    assert [each.choices[0]["finish_reason"] for each in (delta, done)] == [None, "stop"]
     with pytest.warns(DeprecationWarning, match="deprecated"):  # by the client
         found = client_of(hearing.url).translations.create(model="letters", file=("a.wav", wav(0.2)))
     assert found.text.startswith("Blocks are pages")
