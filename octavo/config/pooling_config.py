@@ -16,13 +16,15 @@ ENCODERS: Final = frozenset(
     }
 )
 """`model_type` of the models whose tokens see those behind them too."""
+EMBEDDING_GEMMA: Final = "embedding_gemma2_text"
+"""`model_type` of a family whose own layer makes the vectors of tokens, `embedding_dim` wide."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
 
 
 def sees_both(c: Checkpoint) -> bool:
     """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
     return (
-        c.str("model_type", "") in (*ENCODERS, "eurobert")
+        c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert")
         or c.values.get("use_bidirectional_attention") is True
         or c.values.get("is_causal") is False
         or "Bidirectional" in str(c.values.get("architectures"))

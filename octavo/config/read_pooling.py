@@ -13,7 +13,15 @@ from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.late_interaction import ARCHITECTURES, colbert_files
 from octavo.config.pooler_config import with_overrides
-from octavo.config.pooling_config import ENCODERS, MODES, DenseModule, PoolingConfig, TokenHeads, sees_both
+from octavo.config.pooling_config import (
+    EMBEDDING_GEMMA,
+    ENCODERS,
+    MODES,
+    DenseModule,
+    PoolingConfig,
+    TokenHeads,
+    sees_both,
+)
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
@@ -85,6 +93,8 @@ def _pooling(
         # the names of NVIDIA's configs
         modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
         mode = modes[c.expect("pooling", *modes, default="avg")]
+    if c.values.get("model_type") == EMBEDDING_GEMMA:
+        mode = "mean"
     found = PoolingConfig(is_causal=is_causal, modes=(stated or mode,), normalize=True)
     if c.gguf is not None:
         file = str(c.gguf.path.absolute())
@@ -130,7 +140,10 @@ def _judge(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
 
 def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     """Return the config of a model that makes vectors."""
-    size = found.dense[-1].outputs if found.dense else c.positive("hidden_size") * len(found.modes)
+    width = c.positive("hidden_size")
+    if c.values.get("model_type") == EMBEDDING_GEMMA:
+        width = c.positive("embedding_dim", 768)
+    size = found.dense[-1].outputs if found.dense else width * len(found.modes)
     if _architecture(c) == "BertSpladeSparseEmbeddingModel":
         found = msgspec.structs.replace(found, sparse="max", normalize=False)
     if found.sparse is not None:

@@ -41,6 +41,14 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sliding_window": 512,
         "sliding_window_pattern": 5,
     },
+    "embedding_gemma2_text": {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1_000_000.0, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": {**_GEMMA4, "hidden_size_per_layer_input": 0},
     "glm4v_moe_text": {"attention_bias": True},

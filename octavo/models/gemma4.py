@@ -202,6 +202,52 @@ class Gemma4ForCausalLM(SharingDecoder):
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(Gemma4Config):
+    """output_size: width of the vectors of tokens."""
+
+    output_size: int
+
+
+class EmbeddingGemma2Model(SharingDecoder):
+    """EmbeddingGemma 2, whose tokens see those behind them, and become vectors of another width. The embeddings of its
+    layers are projections of those of tokens."""
+
+    RENAMED = {
+        **SharingDecoder.RENAMED,
+        "layer_input": "ple_block",
+        "per_layer_model_projection": "ple.per_layer_model_projection",
+        "per_layer_projection_norm": "ple.per_layer_projection_norm",
+    }
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> EmbeddingConfig:
+        windows = tuple(None if each is None else each + 1 for each in _read_layers(c))  # the distance to either side
+        own = _read_fields(c, windows)
+        if c.section("per_layer_config") is None:
+            wide = Heads(own["heads"].query, c.positive("num_global_key_value_heads", 1), own["wide_heads"].dim)
+            own["wide_heads"] = wide
+        return EmbeddingConfig.gemma(
+            c,
+            **own,
+            is_bidirectional=True,
+            has_head=False,
+            num_sharing=0,
+            input_size=c.positive("hidden_size_per_layer_input", 512),
+            input_vocab_size=0,
+            padding_id=0,
+            output_size=c.positive("embedding_dim", 768),
+        )
+
+    def __init__(self, c: EmbeddingConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
+        self.embedding_projection = ColumnLinear(c.hidden_size, c.output_size, Mesh.single())
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the vectors of tokens, [tokens, output_size]."""
+        return self.embedding_projection(super().normalize(x, residual))
+
+
 Gemma4UnifiedForCausalLM = Gemma4ForCausalLM
 """Gemma 4 12B, in which few products make vectors of the pixels of an image, and of the samples of a sound."""
 

@@ -34,7 +34,7 @@ class SharingConfig(GemmaConfig):
     input_size: int
     """The width of each layer's own embedding; 0 where layers have none."""
     input_vocab_size: int
-    """Rows of the table of those embeddings."""
+    """Rows of the table of those embeddings; 0 where they are projections of those of tokens alone."""
     padding_id: int
     """The token that stands in the place of images where the embeddings of layers are looked up."""
 
@@ -93,7 +93,7 @@ class Attention(nn.Module):
             self.q_proj = ColumnLinear(c.hidden_size, heads.q_size, mesh, bias=c.qkv_bias)
         self.rope = Rotary(rope)
         attention = SpanAttention if c.has_whole_spans and window is not None else PagedAttention
-        self.attend = attention(self._heads, scale=c.attention_scale, sliding_window=window)
+        self.attend = attention(self._heads, c.ahead_of(layer), scale=c.attention_scale, sliding_window=window)
         self.attend.shares_cache_of = writer
         self.o_proj = joined_linear(heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
@@ -143,6 +143,7 @@ class SharingDecoder(DecoderStack):
         # checkpoints still hold what such layers had before they shared
         self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
         self.has_inputs, self._padding_id = c.input_size > 0, c.padding_id
+        self.has_table = c.input_vocab_size > 0
         if not self.has_inputs:
             return
         if mesh.pipeline.size > 1:
@@ -151,13 +152,15 @@ class SharingDecoder(DecoderStack):
                 "from stage to stage; use tensor_parallel_size"
             )
         width, rows = c.num_layers * c.input_size, c.input_vocab_size
+        self.per_layer_model_projection = ColumnLinear(c.hidden_size, width, Mesh.single())
+        self.projection_factor = Elementwise("scaled", c.hidden_size**-0.5)
+        self.per_layer_projection_norm = RMSNorm(c.input_size, c.norm_eps)
+        if not rows:
+            return
         # tokens beyond the table have its first row
         self.within_table = Elementwise("share_ids", 0, rows, c.vocab_size) if rows < c.vocab_size else None
         self.embed_tokens_per_layer = Embedding(rows, width, mesh)
         self.input_factor = RoundedFactor(c.input_size**0.5)
-        self.per_layer_model_projection = ColumnLinear(c.hidden_size, width, Mesh.single())
-        self.projection_factor = Elementwise("scaled", c.hidden_size**-0.5)
-        self.per_layer_projection_norm = RMSNorm(c.input_size, c.norm_eps)
         self.add = addition()
         self.sum_factor = Elementwise("scaled", 2.0**-0.5)
 
@@ -171,12 +174,14 @@ class SharingDecoder(DecoderStack):
         x, _ = super().begin(batch)
         if not self.has_inputs:
             return x, None
-        token_ids = batch.token_ids if self.within_table is None else self.within_table(batch.token_ids)
-        if batch.embeddings is not None:
-            token_ids = token_ids.index_fill(0, batch.embeddings.token_indices, self._padding_id)
         projected = self.projection_factor(self.per_layer_model_projection(x))
         by_layer = projected.view(-1, self.per_layer_projection_norm.weight.shape[0])
         normed = self.per_layer_projection_norm(by_layer).view(projected.shape)
+        if not self.has_table:
+            return x, normed
+        token_ids = batch.token_ids if self.within_table is None else self.within_table(batch.token_ids)
+        if batch.embeddings is not None:
+            token_ids = token_ids.index_fill(0, batch.embeddings.token_indices, self._padding_id)
         return x, self.sum_factor(self.add(normed, self.input_factor(self.embed_tokens_per_layer(token_ids))))
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:

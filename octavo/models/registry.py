@@ -67,7 +67,7 @@ _FILES: Final = {
     "ernie_vl": ("Ernie4_5_VLMoe",),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),
-    "gemma4": ("Gemma4", "Gemma4Unified"),
+    "gemma4": ("EmbeddingGemma2", "Gemma4", "Gemma4Unified"),
     "granite": (
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA"),
         *("HyperCLOVAX", "MiniCPM", "MiniCPM3"),
@@ -109,6 +109,7 @@ _FILES: Final = {
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
+    "EmbeddingGemma2": "EmbeddingGemma2Model",
     "GPT2": "GPT2LMHeadModel",
     "Mllama": "MllamaForConditionalGeneration",
     "Whisper": "WhisperForConditionalGeneration",

@@ -204,6 +204,17 @@ _ENCODERS = [
 ]
 ENCODERS = {family.lower(): of(family, model=f"{family}Model") for family in _ENCODERS}
 ENCODERS["debertav2"] = of("DebertaV2", _DEBERTA, model="DebertaV2Model")
+ENCODERS["embedding_gemma2"] = of(
+    "EmbeddingGemma2Text",
+    model="EmbeddingGemma2Model",
+    head_dim=16,
+    num_key_value_heads=2,
+    global_head_dim=16,
+    num_global_key_value_heads=1,
+    hidden_size_per_layer_input=8,
+    embedding_dim=24,
+    sliding_window=7,
+)
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS = {
     "whisper": of(

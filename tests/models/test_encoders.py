@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, ConfigError
 from octavo.llm import LLM
+from octavo.models.registry import resolve_model
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.rank_threads import llm_of_ranks
-from tests.fakes.vector_models import save, write_modules
+from tests.fakes.vector_models import save, write_modules, write_tokenizer
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
 BERT = {"type_vocab_size": 2}
@@ -90,6 +93,77 @@ def test_a_decoder_without_a_causal_mask(tmp_path: Path, device: str) -> None:
             want = hidden_of(model, output.prompt_token_ids).mean(0)
             torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
         assert [llm.embed(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
+
+
+EMBEDDING_GEMMA = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 24,
+    "embedding_dim": 40,
+    "sliding_window": 7,
+    "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+
+
+def _embedding_gemma(path: Path) -> Any:
+    import transformers
+
+    config = transformers.EmbeddingGemma2Config(text_config=EMBEDDING_GEMMA, vision_config=None, audio_config=None)
+    torch.manual_seed(0)
+    model = transformers.EmbeddingGemma2Model(config).eval()
+    with torch.no_grad():
+        scalars = [each for name, each in model.named_buffers() if name.endswith("layer_scalar")]
+        for each in (*model.parameters(), *scalars):
+            noise = torch.randn(each.shape)
+            each.copy_(1.0 + noise * 0.1 if each.dim() == 1 else noise * 2.0 / each.shape[-1] ** 0.5)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    return model
+
+
+@pytest.mark.parametrize("device", ["auto", "reference"])
+def test_embedding_gemma_2_makes_vectors_of_another_width(tmp_path: Path, device: str) -> None:
+    model = _embedding_gemma(tmp_path)
+    with LLM(str(tmp_path), device=device, dtype="float32") as llm:
+        together = llm.embed(TEXTS)
+        for output in together:
+            with torch.inference_mode():
+                hidden = model(input_ids=torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+            want = torch.nn.functional.normalize(hidden.mean(0), dim=-1)
+            assert len(output.outputs.embedding) == 40
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+        # plain PyTorch sums products of other numbers of rows in another order
+        if device == "auto":
+            assert [llm.embed(text)[0].outputs for text in TEXTS] == [output.outputs for output in together]
+
+
+def test_ranks_give_the_vectors_of_embedding_gemma_2_that_one_gives(tmp_path: Path) -> None:
+    _embedding_gemma(tmp_path)
+    with LLM(str(tmp_path)) as llm:
+        expected = [output.outputs for output in llm.embed(TEXTS)]
+    with llm_of_ranks(tmp_path, 2) as llm:
+        assert [output.outputs for output in llm.embed(TEXTS)] == expected
+
+
+@pytest.mark.parametrize("left_out", ["per_layer_config", "rope_parameters", "layer_types"])
+def test_keys_of_embedding_gemma_2_that_are_left_out_are_those_of_transformers(tmp_path: Path, left_out: str) -> None:
+    _embedding_gemma(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    checkpoint = Checkpoint.open(tmp_path)
+    expected = resolve_model(checkpoint).read(checkpoint)
+    text = {name: value for name, value in config["text_config"].items() if name != left_out}
+    text |= {"global_head_dim": 32, "sliding_window_pattern": 2} if left_out != "rope_parameters" else {}
+    edit_config(tmp_path, text_config=text)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert resolve_model(checkpoint).read(checkpoint) == expected
 
 
 LLAMA_BOTH = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}
