@@ -59,7 +59,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         each: {"rope_theta": 500_000.0}
         for each in (
             *("bitnet", "cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "llama4_text", "olmo3"),
-            *("paddleocr_vl", "paddleocr_vl_text"),
+            *("ernie4_5_vl_moe_text", "paddleocr_vl", "paddleocr_vl_text"),
         )
     },
     **{
