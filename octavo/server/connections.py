@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.utils import get_remote_addr
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from octavo.server.encryption import Encrypted
     from octavo.server.http_protocol import HttpProtocol
 
-_MOST_UNCOUNTED: Final = 64
+MOST_UNCOUNTED: Final = 64
 """Connections beyond the limits that are open at once; the oldest is closed for the next."""
 _IPV6_NETWORK_BITS: Final = 64
 """A client of IPv6 has a whole network of this many leading bits, so it counts as one address."""
 
 _MOST_HOPS: Final = 32
 """Last entries of X-Forwarded-For that are read: a header full of them would take half a second of the event loop."""
+
+_MOST_STARTS: Final = 8
+"""Requests that are started in one turn of the event loop: about 5 ms."""
 
 _DISCARD_INTERVAL_S: Final = 0.005
 """Between two reads, of up to 256 KiB each, of what is discarded: 50 MB/s."""
@@ -36,13 +39,14 @@ class Connections:
     """Counts connections by address, and has all that are open. Used on the event loop only.
 
     args: the limits of one connection, and of those of one address. max_connections: of all addresses.
-    is_draining: whether the server stops; each connection ends with the response that is due.
+    is_draining: whether the server stops; each connection ends with the response that is due. starts: of all requests.
     """
 
     def __init__(self, args: ServerArgs, max_connections: int = 1 << 16) -> None:
         self.args = args
         self.max_connections = max_connections
         self.is_draining = False
+        self.starts = RequestStarts()
         self._proxies = [ipaddress.ip_network(proxy) for proxy in args.trusted_proxies]
         self._open: set[HttpProtocol | Encrypted] = set()
         self._uncounted: deque[Place] = deque()
@@ -50,6 +54,11 @@ class Connections:
         self._num_counted = 0
         self._closed = asyncio.Event()
         self._next_discard = 0.0
+
+    @property
+    def num_free(self) -> int:
+        """How many more connections may be open, 0 or less for none."""
+        return self.max_connections - len(self._open)
 
     def add(self, connection: HttpProtocol | Encrypted) -> None:
         self._open.add(connection)
@@ -61,7 +70,7 @@ class Connections:
 
     def add_uncounted(self, place: Place) -> None:
         """Keep a connection beyond the limits; when there are many, the oldest of them is closed."""
-        if len(self._uncounted) == _MOST_UNCOUNTED:
+        if len(self._uncounted) == MOST_UNCOUNTED:
             self._uncounted.popleft().transport.abort()
         self._uncounted.append(place)
 
@@ -128,6 +137,32 @@ class Connections:
         while self._open:
             self._closed.clear()
             await self._closed.wait()
+
+
+class RequestStarts:
+    """Starts requests in the order of their arrival, few in each turn of the event loop.
+
+    When thousands arrive at once, running streams are sent their tokens in between.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._num_started = 0
+
+    def add(self, loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
+        """Call `start` now, or in one of the next turns of the event loop."""
+        if self._num_started == _MOST_STARTS:
+            self._waiting.append(start)
+            return
+        if not self._num_started:
+            loop.call_soon(self._next_turn, loop)
+        self._num_started += 1
+        start()
+
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_started = 0
+        for _ in range(min(_MOST_STARTS, len(self._waiting))):
+            self.add(loop, self._waiting.popleft())
 
 
 class Place:

@@ -235,7 +235,16 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False
             app = without_chunks(cycle, app)
-        super()._start_asgi_task(cycle, app)
+        start = super()._start_asgi_task
+        if cycle.scope["path"].endswith("/health"):
+            start(cycle, app)  # also among thousands of others
+            return
+
+        def start_if_open() -> None:
+            if not self.transport.is_closing():
+                start(cycle, app)
+
+        self._open.starts.add(self.loop, start_if_open)
 
     def on_response_complete(self) -> None:
         self._forwarded.release()

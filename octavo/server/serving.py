@@ -27,7 +27,7 @@ from octavo.core.messages import SchedulerStats
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import ConfigError
 from octavo.server.app import App, loading_app
-from octavo.server.connections import CLOSING_S, Connections
+from octavo.server.connections import CLOSING_S, MOST_UNCOUNTED, Connections
 from octavo.server.encryption import Encrypted
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
@@ -45,6 +45,11 @@ EXIT_STOPPED, EXIT_ENGINE_DEAD = 0, 1
 _RESERVED_FILES = 64
 """Open files of a server besides its counted connections."""
 _MOST_FILES = 1 << 16
+
+_MOST_ACCEPTED = 64
+"""Connections that are accepted in one turn of the event loop, besides its own."""
+_BACKLOG = 4096
+"""Connections that the system keeps until they are accepted; beyond it clients try again after seconds."""
 
 _OBJECTS_UNTIL_COLLECTION = 50_000
 """New objects after which the garbage collector looks for cycles; those are few."""
@@ -244,21 +249,27 @@ class HttpServer:
             proxy_headers=False,
             root_path=args.root_path.rstrip("/"),
             timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_BACKLOG,
         )
         self._config.load()
         self._listener = listener
         self._tls = tls
+        self._accepting: set[asyncio.Task[Any]] = set()
         self._state = uvicorn.server.ServerState()
         most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._connections = Connections(args, max(1, most_files - _RESERVED_FILES))
+        self._connections = Connections(args, max(1, most_files - _RESERVED_FILES - MOST_UNCOUNTED))
 
     async def start(self) -> None:
         """Accept connections. Raises ConfigError."""
         loop = asyncio.get_running_loop()
 
-        def connect() -> asyncio.Protocol:
+        def make_connection() -> asyncio.Protocol:
             connection = HttpProtocol(self._config, self._state, self._connections, loop)
             return connection if self._tls is None else Encrypted(connection, self._connections, self._tls)
+
+        def connect() -> asyncio.Protocol:
+            self._accept_more(loop, make_connection)
+            return make_connection()
 
         backlog = self._config.backlog
         if self._listener.family == socket.AF_UNIX:
@@ -266,6 +277,20 @@ class HttpServer:
             return
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog)
+
+    def _accept_more(self, loop: asyncio.AbstractEventLoop, make_connection: Callable[[], asyncio.Protocol]) -> None:
+        """Accept what else has connected: uvloop accepts one connection in each turn of the event loop, of which there
+        are few in a second when hundreds of streams are open, and a check of health would wait behind thousands.
+        Connections beyond the limit are left to it: each is refused, and closed, before the next has a file."""
+        for _ in range(min(_MOST_ACCEPTED, self._connections.num_free - len(self._accepting))):
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # no other one, or no file for it: then the event loop closes the next
+            client.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(make_connection, client))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
 
     def reload(self) -> None:
         """Read API keys and the certificate again; what cannot be read stays as it is, and the reason is logged."""
@@ -292,6 +317,8 @@ class HttpServer:
         connections, open_requests = self._connections, self.context.open_requests
         connections.is_draining = open_requests.is_closing = True
         await stop_listening(self._server, self._listener)
+        if self._accepting:
+            await asyncio.wait(self._accepting)
         connections.finish_all()
         closing = asyncio.create_task(self._wait_closed())
         second = asyncio.create_task(signals.second.wait())

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from octavo.server import http_protocol
+from octavo.server import connections, http_protocol
 from tests.server.conftest import Served
 from tests.server.raw import ask, eventually
 
@@ -459,3 +459,41 @@ def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: St
         for each in clients:
             each.join()
         assert set(outcomes) == {"200"}, outcomes
+
+
+def test_health_is_answered_while_other_requests_wait_to_be_started(
+    start_server: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    with monkeypatch.context() as patched, opened(server.url) as waiting, opened(server.url) as checking:
+        patched.setattr(connections, "_MOST_STARTS", 0)
+        waiting.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        starts = server.http._connections.starts
+        eventually(lambda: len(starts._waiting) == 1)
+        checking.sendall(HEALTH + b"\r\n")
+        assert answer(checking)[0] == 200
+        patched.undo()
+        server.on_loop(starts._next_turn, server.loop)
+        assert answer(waiting)[0] == 200
+
+
+def test_who_connects_while_the_event_loop_is_busy_is_accepted_in_few_turns_of_it(start_server: Start) -> None:
+    server, num_clients = start_server(), 40
+    is_idle, is_done, num_turns = threading.Event(), threading.Event(), list[int]()
+    accepted = server.http._connections._open
+
+    def count(turns: int = 0) -> None:
+        if len(accepted) < num_clients:
+            server.loop.call_soon(count, turns + 1)
+        else:
+            num_turns.append(turns)
+            is_done.set()
+
+    server.on_loop(is_idle.wait, 100)
+    with ExitStack() as stack:
+        for _ in range(num_clients):
+            stack.enter_context(opened(server.url))
+        server.on_loop(count)
+        is_idle.set()
+        assert is_done.wait(100)
+    assert num_turns[0] < num_clients // 2
