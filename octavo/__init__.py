@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams as SamplingParams
     from octavo.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine as LLMEngine
+    from octavo.engine.metric_reader import Counter as Counter
+    from octavo.engine.metric_reader import Gauge as Gauge
+    from octavo.engine.metric_reader import Vector as Vector
     from octavo.errors import OctavoError as OctavoError
     from octavo.llm import LLM as LLM
 
@@ -65,6 +68,7 @@ _NAMES = {
     "octavo.core.sampling_params": "OutputKind RequestOutputKind SamplingParams",
     "octavo.core.structured_outputs": "StructuredOutputsParams",
     "octavo.engine.llm_engine": "LLMEngine",
+    "octavo.engine.metric_reader": "Counter Gauge Vector",
     "octavo.errors": "OctavoError",
     "octavo.llm": "LLM",
 }

@@ -39,6 +39,7 @@ from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.metric_reader import Counter, Gauge, Vector
 from octavo.engine.progress import ProgressBar
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
@@ -211,14 +212,14 @@ class LLM:
         """
         given = [self.engine.input.vectors.prompted(Prompt.read(prompt), prompt_name) for prompt in listed(prompts)]
         outputs = self.encode(given, *arguments, pooling_task="embed", **keywords)
-        return [EmbeddingRequestOutput.of(each, _of(each, EmbeddingOutput)) for each in outputs]
+        return [EmbeddingRequestOutput.of(each, each.made(EmbeddingOutput)) for each in outputs]
 
     def classify(
         self, prompts: PromptLike | Sequence[PromptLike], *arguments: Any, **keywords: Any
     ) -> list[ClassificationRequestOutput]:
         """Return the score of each label for each prompt, `outputs.probs`. Arguments are those of `encode`."""
         outputs = self.encode(prompts, *arguments, pooling_task="classify", **keywords)
-        return [ClassificationRequestOutput.of(each, _of(each, ClassificationOutput)) for each in outputs]
+        return [ClassificationRequestOutput.of(each, each.made(ClassificationOutput)) for each in outputs]
 
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *arguments: Any, **keywords: Any
@@ -237,7 +238,7 @@ class LLM:
             return [scored_pair(found[0, query], found[1, document], vectors.match) for query, document in pairs]
         prompts = [self.engine.input.pair_prompt(query, document) for query, document in pairs]
         outputs = self.encode(prompts, *arguments, pooling_task="score", **keywords)
-        return [ScoringRequestOutput.of(each, _of(each, lambda values: ScoringOutput(values[0]))) for each in outputs]
+        return [ScoringRequestOutput.of(each, each.made(lambda values: ScoringOutput(values[0]))) for each in outputs]
 
     def _pool(
         self,
@@ -302,6 +303,10 @@ class LLM:
         """Take all weights, by their names in the checkpoint, as `update_weights_from_disk` does. They are written to
         memory (/dev/shm), and stay there until the next update."""
         self.engine.update_weights_from_tensor(named_tensors)
+
+    def get_metrics(self) -> list[Counter | Gauge | Vector]:
+        """Return what the engine has counted, under vLLM's names; times of a request are in its output's `metrics`."""
+        return self.engine.get_metrics()
 
     def close(self) -> None:
         """Release the model's memory. Idempotent."""
@@ -392,8 +397,3 @@ class LLM:
             self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-
-
-def _of(output: PoolingRequestOutput, make: Callable[[list[float]], Any]) -> Any:
-    """Return what is made of the values of an output; None where it has an error."""
-    return None if output.outputs is None else make(output.outputs.data.tolist())

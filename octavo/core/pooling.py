@@ -135,6 +135,10 @@ class PoolingRequestOutput(msgspec.Struct, kw_only=True):
             error=output.error,
         )
 
+    def made(self, make: Callable[[list[float]], Any]) -> Any:
+        """Return what is made of the values of `outputs.data`; None where the request has an error."""
+        return None if self.outputs is None else make(self.outputs.data.tolist())
+
 
 class EmbeddingRequestOutput(PoolingRequestOutput):
     """`outputs` is an `EmbeddingOutput`."""

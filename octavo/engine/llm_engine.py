@@ -26,6 +26,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
+from octavo.engine.metric_reader import Counter, Gauge, Vector, read_metrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
@@ -240,6 +241,10 @@ class LLMEngine:
         """Return the result of a control call, such as `reset_prefix_cache`. Raises ConfigError for an unknown name."""
         self._check_alive()
         return self.core.call(method, *arguments)
+
+    def get_metrics(self) -> list[Counter | Gauge | Vector]:
+        """Return what the engine has counted up to its last step, under vLLM's names."""
+        return read_metrics(self.config.model.served_model_names[0], self.stats)
 
     def shutdown(self) -> None:
         """Release the model. Open requests get no further output. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -65,12 +65,17 @@ class VllmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that vLLM has too."""
-        for metric in self._registry.collect():
-            own = metric.name.removeprefix("octavo:")
-            for name in _NAMES.get(own, ()):
-                renamed = Metric(f"vllm:{name}", metric.documentation, metric.type)
-                renamed.samples = _as_vllm(metric.samples, metric.name, renamed.name)
-                yield renamed
+        return under_vllm_names(self._registry.collect())
+
+
+def under_vllm_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Yield those of octavo's metrics that vLLM has too, with its names and labels."""
+    for metric in metrics:
+        own = metric.name.removeprefix("octavo:")
+        for name in _NAMES.get(own, ()):
+            renamed = Metric(f"vllm:{name}", metric.documentation, metric.type)
+            renamed.samples = _as_vllm(metric.samples, metric.name, renamed.name)
+            yield renamed
 
 
 def _as_vllm(samples: list[Sample], name: str, new_name: str) -> list[Sample]:

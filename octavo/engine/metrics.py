@@ -176,6 +176,10 @@ class _AdapterInfo(Collector):
             yield metric
 
 
+_OF_CORES: Final = {_ADAPTER_INFO, *(f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS, _PER_POSITION))}
+"""Metrics of cores; the others are of requests."""
+
+
 class Metrics:
     """Collectors fed with the state after each step and with every request that ends. One thread at a time.
 
@@ -303,13 +307,16 @@ class Metrics:
         whole = SummedMetrics(self.registry, others) if others else self.registry
         return generate_latest(whole) + (generate_latest(VllmMetrics(whole)) if vllm_names else b"")
 
+    def of_cores(self) -> list[Metric]:
+        """Return the metrics that the cores report, without those of requests."""
+        return [metric for metric in self.registry.collect() if metric.name in _OF_CORES]
+
     def counts(self) -> Counts:
         """Return the samples of requests, without those of the cores, which all servers of the same cores have."""
-        of_cores = {_ADAPTER_INFO, *(f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS, _PER_POSITION))}
         return [
             (sample.name, sample.labels, sample.value)
             for metric in self.registry.collect()
-            if metric.name not in of_cores
+            if metric.name not in _OF_CORES
             for sample in metric.samples
             if not sample.name.endswith("_created")
         ]
