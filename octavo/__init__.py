@@ -79,6 +79,10 @@ __all__ = ["__version__", *_HOME]
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
+        if not name.startswith("_"):
+            said = import_module("octavo.core.absent").absent_names().get(name)
+            if said is not None:  # the statement `from octavo import NAME` would hide the message of another error
+                raise ImportError(f"octavo has no {name}: {said}", name=name)
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
+from octavo.core.absent import says_what_it_lacks
 from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from octavo.core.prompt import PromptLike
@@ -17,6 +18,7 @@ from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.vector_output import array_of
 
 
+@says_what_it_lacks
 class AsyncLLMEngine:
     """`AsyncLLM` under the name and with the constructor of vLLM. Use one engine on one event loop only.
 

@@ -17,6 +17,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.fields import values_of
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
+from octavo.core.absent import says_what_it_lacks
 from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import (
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
+@says_what_it_lacks
 class LLM:
     """A model in this process.
 
@@ -285,7 +287,6 @@ class LLM:
 
     def sleep(self, level: int = 1) -> None:
         """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
-
         level: 1 or 2, which do the same: weights are read again from the checkpoint."""
         self.engine.sleep(level)
 
@@ -294,9 +295,8 @@ class LLM:
         self.engine.wake_up(tags)
 
     def update_weights_from_disk(self, model_path: str | Path) -> None:
-        """Compute with the weights of another checkpoint of the same model from now on; a sleep ends. Nothing that was
-        cached is used again. Needs `enable_sleep_mode`. Raises ConfigError where they do not fit, and nothing changes.
-        """
+        """Compute with the weights of another checkpoint of the same model; a sleep ends, and nothing cached is used
+        again. Needs `enable_sleep_mode`. Raises ConfigError where they do not fit, and nothing changes."""
         self.engine.update_weights_from_disk(model_path)
 
     def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:

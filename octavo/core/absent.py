@@ -4,7 +4,7 @@ One table, `absent.json`, for flags, keywords, YAML keys, variables, sampling pa
 
 not_yet: what is not there yet, with its verb, and the options that belong to it. renamed: options that octavo has under
 another name. without: options that octavo does without, by the reason. values: values of octavo's options, by what is
-said to them.
+said to them. python: names of modules and methods that programs use, by what is said to them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
 from octavo.errors import suggestion
+
+T = TypeVar("T")
 
 
 @cache
@@ -49,6 +52,24 @@ def value_remark(name: str, value: str) -> str | None:
     """Return what is said to a value that others have for an option of this name; None for any other value."""
     said = {pair: reason for reason, pair in _each(_table()["values"])}
     return said.get(f"{name}={value.lower()}")
+
+
+@cache
+def absent_names() -> Mapping[str, str]:
+    """Return what is said to names that programs for vLLM import or call."""
+    return MappingProxyType({name: said for said, name in _each(_table()["python"])})
+
+
+def says_what_it_lacks(cls: type[T]) -> type[T]:
+    """Let the AttributeError of a class say why it lacks a method that programs for vLLM call."""
+
+    def __getattr__(self: T, name: str) -> Any:  # noqa: N807
+        said = absent_names().get(name)
+        because = "" if said is None else f": {said}"
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}{because}", name=name, obj=self)
+
+    cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+    return cls
 
 
 def _each(names_by_reason: Mapping[str, str]) -> Iterator[tuple[str, str]]:

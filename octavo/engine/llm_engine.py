@@ -15,6 +15,7 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, GenerationDefault
+from octavo.core.absent import says_what_it_lacks
 from octavo.core.adapter import LoRARequest
 from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine_core import EngineCore
 
 
+@says_what_it_lacks
 class LLMEngine:
     """Input processor, engine core and output processor in this process. Not thread-safe.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+import octavo
+from octavo import LLM, AsyncLLMEngine, LLMEngine
 from octavo.cli.main import EXIT_USAGE, main
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import engine_args, known_arguments, read_environment
-from octavo.core.absent import absent_options, remark, renamed_options, value_remark
+from octavo.core.absent import absent_names, absent_options, remark, renamed_options, value_remark
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, InvalidRequest
 
@@ -66,3 +70,22 @@ def test_a_value_of_other_engines_is_answered_with_what_to_do(
     assert line.startswith(f"octavo: --{name} {value}: ")
     assert line.endswith(f"{said}\n")
     assert value_remark(name, "auto") is None
+
+
+@pytest.mark.parametrize("name", absent_names())
+def test_what_a_program_imports_or_calls_is_absent_with_a_reason(name: str) -> None:
+    assert name not in octavo.__all__
+    with pytest.raises(ImportError, match=re.escape(f"octavo has no {name}: {absent_names()[name]}")):
+        exec(f"from octavo import {name}")
+    for cls in (LLM, LLMEngine, AsyncLLMEngine):
+        assert name not in vars(cls)
+
+
+def test_a_method_that_is_absent_says_why() -> None:
+    engine = AsyncLLMEngine.from_engine_args(EngineArgs())
+    with pytest.raises(AttributeError, match=r"'AsyncLLMEngine' object has no attribute 'apply_model': octavo runs no"):
+        engine.apply_model  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'AsyncLLMEngine' object has no attribute 'nothing'$"):
+        engine.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'start_profile': tracing"):
+        LLM.__new__(LLM).start_profile  # type: ignore[attr-defined]  # noqa: B018
