@@ -120,12 +120,13 @@ class Recorder:
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         self._note(kernel, arguments, constants)
-        if kernel == "linear.linear" and not constants["HAS_ADDEND"]:
+        if kernel.startswith("linear.") and not constants["HAS_ADDEND"]:
             # what adapters add to the product
-            *before, out = arguments[:6]
+            place = triton_function(kernel).arg_names.index("add")
+            before, (out, *others) = arguments[:place], arguments[place + 1 :]
             if out.dtype is not torch.float32:
-                before[-1] = _empty(1, dtype=torch.float32)
-                self._note(kernel, (*before, *arguments[5:]), {**constants, "HAS_ADDEND": True})
+                added = *before, _empty(1, dtype=torch.float32), out, *others
+                self._note(kernel, added, {**constants, "HAS_ADDEND": True})
 
     def _note(self, kernel: str, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self._found[call_of(kernel, arguments, constants, unspecialized(kernel))] = None

@@ -51,7 +51,7 @@ from octavo.devices.cuda.kernels import (
 from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
 from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
-from octavo.devices.cuda.ops.linear import tile_of
+from octavo.devices.cuda.ops.linear import AT_ONCE, tile_of
 from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, SCANNED, TOKENS
 from octavo.devices.cuda.runtime import OPTIONS, power_of_2
 from octavo.ops.coded import CodeSpec
@@ -74,7 +74,8 @@ _WAITS = re.compile(r"\bREDG(.*?)\bLDG\.E\.STRONG", re.DOTALL)
 _WAIT, _WAIT_OF_CODE = "griddepcontrol.wait", "ACQBULK"
 """The wait of a dependent launch for earlier ones, in PTX and in machine code."""
 _DEPENDENT = (
-    *("linear, 16 rows", "linear, 16 rows, gated", "linear, 32 rows", "rms_norm", "rotate_and_store", "silu_and_mul"),
+    *("linear, 16 rows", "linear, 16 rows, gated", "linear, 32 rows", "linear, 2 chunks at once"),
+    *("linear, 4 chunks at once", "rms_norm", "rotate_and_store", "silu_and_mul"),
     *("attend one token", "attend a chunk", "merge"),
 )
 """Kernels that are compiled as dependent launches too."""
@@ -162,6 +163,11 @@ def plain_kernels() -> Iterator[Kernel]:
             flags |= {"IS_DIVIDED": num_rows <= 64 and not is_gated, "EVEN": True, "TYPE": tl.bfloat16}
             name = f"linear, {num_rows} rows{', gated' * is_gated}"
             yield Kernel(name, linear.linear, {**flags, **constants, "GROUP": 0}, options=options)
+    for number in AT_ONCE:
+        constants, options = divided(tile_of(1, 1024, torch.bfloat16, gated=False))
+        flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "CHUNKS": number, "TYPE": tl.bfloat16}
+        flags |= {**constants, "BN": constants["BN"] // number}
+        yield Kernel(f"linear, {number} chunks at once", linear.chunks_at_once, flags, options=options)
     for num_rows in (16, 2048):
         constants, options = divided(tile_of(num_rows, 4096, torch.bfloat16, gated=False))
         flags = {"HAS_BIAS": False, "HAS_ADDEND": False, "IS_GATED": False, "CHUNKS": 4, "IS_DIVIDED": num_rows <= 64}

@@ -88,8 +88,9 @@ def products(rows: Sequence[int] = (1, 32)) -> Iterator[dict[str, Any]]:
                 yield {"tile": name, "shape": (tokens, outputs, inputs), "changed": changes, "us": us}
 
 
-def plain(rows: Sequence[int] = (1, 16)) -> Iterator[dict[str, Any]]:
-    """Yield the time of each product with a plain weight with each tile."""
+def plain(rows: Sequence[int] = (1, 8, 9)) -> Iterator[dict[str, Any]]:
+    """Yield the time of each product with a plain weight with each tile; of up to 8 rows 2 or 4 chunks are computed by
+    one program, of more rows by several."""
     for (outputs, inputs), changes in product((*PLAIN, *GATED), OF_PLAIN):
         is_gated = (outputs, inputs) in GATED
         with patch.dict(linear_module._READING, changes), patch.dict(linear_module._READING_GATED, changes):

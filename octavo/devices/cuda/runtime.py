@@ -38,8 +38,8 @@ def launch_by_triton(kernel: str, grid: tuple[int, ...], *arguments: Any, **cons
 
 DEPENDENT: Final = frozenset(
     {
-        *("attention.attend", "attention.merge", "elementwise.elementwise", "linear.linear", "rows.rms_norm"),
-        "rows.rotate_and_store",
+        *("attention.attend", "attention.merge", "elementwise.elementwise", "linear.chunks_at_once", "linear.linear"),
+        *("rows.rms_norm", "rows.rotate_and_store"),
     }
 )
 """Kernels of decode steps whose programs all wait for earlier launches (`kernels/dependent.py`)."""

@@ -182,15 +182,16 @@ def test_there_is_a_binary_for_all_that_adapters_launch(
 ) -> None:
     adapter = LoRARequest("a", 1, str(make_adapter(paths["deep"], tmp_path / "adapter", LINEAR)))
     with LLM(str(paths["deep"]), device="cuda", enable_lora=True, batch_invariant=is_invariant, **SIZES) as llm:
-        for length in (3, 20, 100):
+        for length in (3, 12, 20, 100):
             prompt: Any = {"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]}
             outputs = llm.generate([prompt], PARAMS[0], use_tqdm=False, lora_request=adapter)
             assert all(each.outputs[0].finish_reason == "length" for each in outputs)
     every, unspecialized, _ = known
     calls = {call_of(name, given, constants, unspecialized[name]) for name, given, constants in LAUNCHED}
     assert calls - every["deep"] == set()
-    products = [dict(each.constants) for each in calls if each.kernel == "linear.linear"]
-    assert any(each["HAS_ADDEND"] and each["IS_DIVIDED"] for each in products)
+    added = [(each.kernel, dict(each.constants)) for each in calls if ("HAS_ADDEND", True) in each.constants]
+    assert any(constants.get("IS_DIVIDED") for _, constants in added)
+    assert any(kernel == "linear.chunks_at_once" for kernel, _ in added)
 
 
 @pytest.mark.parametrize(

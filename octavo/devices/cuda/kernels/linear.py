@@ -144,3 +144,49 @@ def linear(
             up += tl.load(add + rows[:, None] * N + width + columns[None, :], mask=inside, other=0.0)
         sums = sums / (1.0 + tl.exp(-sums)) * up
     tl.store(out + rows[:, None] * out_stride + columns[None, :], sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M"])
+def chunks_at_once(
+    x, weight, bias, add, out, row_stride, out_stride, M, N, K, chunk,
+    HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr, CHUNKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr, IS_DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
+    """Write BN columns of x [M, K] @ weight [N, K].T + bias + add, of up to BM rows and 2 or 4 equal chunks.
+
+    Warps compute the chunks beside each other: the same sums in the same order as those of `linear`, which go through
+    memory. Columns and chunks are whole tiles.
+    """
+    rows, k = tl.arange(0, BM).to(tl.int64), tl.arange(0, BK)
+    columns = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    firsts, live = tl.arange(0, CHUNKS)[:, None] * chunk, (rows < M)[None, :, None]
+    of_x, of_weight = x + rows[None, :, None] * row_stride, weight + columns[None, :, None] * K
+    LAST: tl.constexpr = 256 if IS_DEPENDENT else 0  # of each chunk, requested before earlier launches are waited for
+    if IS_DEPENDENT:
+        last = (firsts + chunk - LAST + tl.arange(0, LAST)[None, :])[:, None, :]
+        last_own = tl.load(of_weight + last)
+        wait_for_earlier(True)
+        last_a = tl.load(of_x + last, mask=live, other=0.0)
+    sums = tl.zeros([CHUNKS, BM, BN], tl.float32)
+    for start in range(0, chunk - LAST, BK):
+        at = (firsts + start + k[None, :])[:, None, :]
+        a, own = tl.load(of_x + at, mask=live, other=0.0).to(TYPE), tl.load(of_weight + at).to(TYPE)
+        sums = tl.dot(a, tl.permute(own, (0, 2, 1)), sums, input_precision="ieee")
+    if IS_DEPENDENT:
+        sums = tl.dot(last_a.to(TYPE), tl.permute(last_own.to(TYPE), (0, 2, 1)), sums, input_precision="ieee")
+    parts = tl.permute(sums, (1, 2, 0))
+    if CHUNKS == 2:
+        first, second = tl.split(parts)
+        total = first + second
+    else:
+        tl.static_assert(CHUNKS == 4)
+        even, odd = tl.split(tl.reshape(parts, (BM, BN, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        total = first + second + third + fourth
+    if HAS_BIAS:
+        total += tl.load(bias + columns).to(tl.float32)[None, :]
+    if HAS_ADDEND:
+        total += tl.load(add + rows[:, None] * N + columns[None, :], mask=inside, other=0.0)
+    tl.store(out + rows[:, None] * out_stride + columns[None, :], total.to(out.dtype.element_ty), mask=inside)

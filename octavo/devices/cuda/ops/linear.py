@@ -30,6 +30,10 @@ _FULL: Final = 96
 _PROGRAMS, _LONG = {False: 128, True: 192}, 4096
 """Programs that read a weight at full speed, of fewer and of at least so many inputs."""
 _LEAST_CHUNK: Final = 256
+AT_ONCE: Final = (2, 4)
+"""Numbers of chunks that a program may compute beside each other, of as many fewer columns."""
+_MOST_AT_ONCE: Final = 8
+"""Most rows of such a program, which reads all their inputs, where each chunk's program reads those of the chunk."""
 
 
 def chunks_of(columns: int, inputs: int) -> tuple[int, int]:
@@ -129,19 +133,24 @@ def multiplied(
     tile = tile_of(tokens, width, x.dtype, gated=gated)
     number, chunk, arrived = chunks or (1, inputs, out)
     is_divided = number > 1 and tokens <= tile["BM"] and tile["BN"] == _READING["BN"]
+    options: dict[str, Any] = {**tile, "TYPE": compute_type(x), "CHUNKS": number}
+    options |= {"HAS_BIAS": "bias" in state, "HAS_ADDEND": add is not None}
+    bias, add = state.get("bias", weight), out if add is None else add.contiguous()
+    is_at_once = is_divided and number in AT_ONCE and tokens <= _MOST_AT_ONCE and not group
+    if is_at_once and number * chunk == inputs and not number * width % tile["BN"]:
+        options["BN"] = tile["BN"] // number
+        numbers = x.stride(0), out.stride(0), tokens, outputs, inputs, chunk
+        grid = (width // options["BN"],)
+        runtime.launch("linear.chunks_at_once", grid, x, weight, bias, add, out, *numbers, **options)
+        return out
     parts = torch.empty((number, tokens, width), dtype=torch.float32, device=x.device) if is_divided else out
     rows, columns = -(-tokens // tile["BM"]), -(-width // tile["BN"])
-    options: dict[str, Any] = {**tile, "TYPE": compute_type(x)}
     runtime.launch(
         "linear.linear",
         (rows, columns, number) if is_divided else (rows, columns),
-        *(x, weight, state.get("scales", weight), state.get("bias", weight)),
-        *(out if add is None else add.contiguous(), out),
+        *(x, weight, state.get("scales", weight), bias, add, out),
         *(parts, arrived, x.stride(0), out.stride(0), tokens, outputs, inputs, chunk),
-        HAS_BIAS="bias" in state,
-        HAS_ADDEND=add is not None,
         IS_GATED=gated,
-        CHUNKS=number,
         IS_DIVIDED=is_divided,
         EVEN=not (inputs % tile["BK"] or width % tile["BN"]),
         GROUP=group,
