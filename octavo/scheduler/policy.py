@@ -12,8 +12,6 @@ from octavo.scheduler.waiting_queue import WaitingQueue
 class GroupQueue(Protocol):
     """Groups that wait. The policy that made the queue knows their order (`Policy.first`)."""
 
-    def __len__(self) -> int: ...
-
     def push(self, group: SequenceGroup) -> None:
         """Add a group: a new one, a preempted one, or one that was removed for the rest of a step."""
         ...
@@ -56,6 +54,11 @@ class Policy:
         """Return the place of a group among those that wait, smallest first, as far as it does not depend on the
         time."""
         return (not group.was_preempted, group.virtual_start, group.arrival)
+
+    def keys_before(self, group: SequenceGroup, now: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the smallest key of waiting groups, and the key behind the largest, that come before a new group at
+        time `now`."""
+        return (), self.key(group)
 
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
         """Return the place at time `now` among those that wait or are swapped out."""

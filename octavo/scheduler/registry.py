@@ -134,12 +134,9 @@ class Registry:
     def num_prompt_tokens_before(self, group: SequenceGroup, now: float) -> int:
         """Return the prompt tokens that running and waiting groups have left to compute, without those that the policy
         computes after a new group's prompt."""
-        policy, total = self.policy, 0
-        place = policy.place(group, now)
-        for other in self.groups.values():
-            is_running = other.status in _ON_DEVICE
-            is_after = policy.outranks(group, other, now) if is_running else place < policy.place(other, now)
-            if not is_after and other.status is not SequenceStatus.SWAPPED:
+        total = self.waiting.num_prompt_tokens_between(*self.policy.keys_before(group, now))
+        for other in self.on_device:
+            if not self.policy.outranks(group, other, now):
                 total += max(0, other.num_prompt_tokens - other.live[0].num_computed_tokens)
         return total
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.ordered_sums import OrderedSums
 from octavo.scheduler.policy import GroupQueue, Policy
 
 
@@ -39,13 +40,16 @@ class WaitingGroups:
         self._queues: dict[AdapterState, GroupQueue] = {}
         self._open: list[GroupQueue] = []
         self._passed: set[AdapterState] = set()
+        self._groups: dict[str, SequenceGroup] = {}
         self._by_adapter: dict[str, dict[str, SequenceGroup]] = {}
         self._states: dict[str, AdapterState] = {}
         self._preempted: dict[str, SequenceGroup] = {}
         self.num_adapter_changes = 0
+        self._tokens: OrderedSums | None = None
+        self._keys: dict[str, tuple[Any, ...]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._groups)
 
     def push(self, group: SequenceGroup) -> None:
         adapter = group.request.adapter
@@ -55,6 +59,9 @@ class WaitingGroups:
             if group.was_preempted:
                 self._preempted[group.request_id] = group
         self._queue_in(self.state_of(adapter)).push(group)
+        self._groups[group.request_id] = group
+        if self._tokens is not None:
+            self._count(group, self._tokens)
 
     def peek(self, now: float) -> SequenceGroup | None:
         """Return the group that is next at time `now`, of those in queues that are not passed; None for none."""
@@ -64,6 +71,9 @@ class WaitingGroups:
         """Remove a group, wherever it stands. KeyError when it is not there."""
         adapter = group.request.adapter
         self._queues[self.state_of(adapter)].remove(group)
+        del self._groups[group.request_id]
+        if self._tokens is not None:
+            self._tokens.remove(self._keys.pop(group.request_id))
         if adapter is not None:
             self._preempted.pop(group.request_id, None)
             of_adapter = self._by_adapter[adapter]
@@ -72,6 +82,20 @@ class WaitingGroups:
                 del self._by_adapter[adapter]
                 self.num_adapter_changes += 1
                 self._states.pop(adapter, None)
+
+    def num_prompt_tokens_between(self, first: tuple[Any, ...], end: tuple[Any, ...]) -> int:
+        """Return the prompt tokens of the groups whose keys, as they were when the groups were pushed, are at least
+        `first` and smaller than `end`. They are counted from the first call on: without deadlines nothing calls this.
+        """
+        if self._tokens is None:
+            self._tokens = OrderedSums()
+            for group in self._groups.values():
+                self._count(group, self._tokens)
+        return max(0, self._tokens.before(end) - self._tokens.before(first))
+
+    def _count(self, group: SequenceGroup, tokens: OrderedSums) -> None:
+        key = self._keys[group.request_id] = self._policy.key(group)
+        tokens.add(key, group.num_prompt_tokens)
 
     # ---- adapters ----
 

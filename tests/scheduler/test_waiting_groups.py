@@ -18,6 +18,7 @@ from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.policies.prefix_match import LongestPrefixMatch
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.waiting_groups import WITH_ADAPTERS, AdapterState
+from tests.fakes.engine import make_request
 from tests.scheduler.test_adapters import Driver
 
 NOTED = ("admitted", "swapped_in", "preempted")
@@ -67,6 +68,9 @@ class PlainWaiting:
         if isinstance(self._policy, LongestPrefixMatch):
             return self._policy.first([SimpleNamespace(ordered=sorted(entries, key=lambda entry: entry[0]))], now)
         return min(entries, key=lambda entry: self._place(*entry, now), default=(None, None))[1]
+
+    def num_prompt_tokens_between(self, first: tuple[Any, ...], end: tuple[Any, ...]) -> int:
+        return sum(group.num_prompt_tokens for group, key in self._keys.items() if first <= key < end)
 
     def least_served(self) -> tuple[float, int, str] | None:
         assert isinstance(self._policy, FairShare)
@@ -261,3 +265,29 @@ def test_a_group_preempts_none_before_its_adapter_has_been_read() -> None:
     driver.finish()
     assert driver.seen.finals["low"].metrics is not None
     assert [kind for _, kind in driver.seen.finals["low"].metrics.timeline].count("preempted, to be recomputed") == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_prompt_tokens_before_a_request_are_those_of_all_groups_that_come_before_it(policy: str) -> None:
+    draw, driver = random.Random(policy), Driver(2, 2, policy=policy, prefill_tokens_per_s=10.0, priority_ageing=3.0)
+    scheduler = driver.core.scheduler
+    registry, order = scheduler._registry, scheduler.policy
+    counted = set[int]()
+    for number in range(120):
+        asked = (draw.randrange(3), None, draw.choice([None, 20.0, 300.0]))
+        driver.add(f"r{number}", draw.choice([None, "x", "y", "z"]), range(draw.randint(1, 20)), asked, max_tokens=2)
+        if draw.random() < 0.3:
+            driver.step()
+        if draw.random() < 0.2:
+            driver.core.abort_requests([f"r{draw.randrange(number + 1)}"])
+        now, request = driver.core.clock(), make_request("new", [1] * draw.randint(1, 9))
+        request.priority, request.arrival_time = draw.randrange(3), now
+        request.first_token_deadline_s = draw.choice([50.0, 200.0])
+        [group] = registry.new_groups([request])
+        waiting = [each for each in scheduler.groups.values() if each.status is SequenceStatus.WAITING]
+        before = [each for each in waiting if order.place(each, now) < order.place(group, now)]
+        before += [each for each in scheduler.running if not order.outranks(group, each, now)]
+        expected = sum(max(0, each.num_prompt_tokens - each.live[0].num_computed_tokens) for each in before)
+        assert registry.num_prompt_tokens_before(group, now) == expected
+        counted.add(expected)
+    assert len(counted) > 10

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.ordered_sums import OrderedSums
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 from tests.fakes.engine import make_request
@@ -89,3 +92,24 @@ def test_many_removed_groups_take_no_room() -> None:
     assert len(queue._heap) < 20
     assert pop(queue) is groups[0]
     assert queue.peek() is None
+
+
+def test_sums_before_a_key_are_those_of_all_smaller_ones() -> None:
+    draw, sums = random.Random(4), OrderedSums()
+    amounts: dict[tuple[int, int], int] = {}
+    for number in range(6000):
+        if amounts and draw.random() < 0.3:
+            removed = draw.choice(list(amounts))
+            sums.remove(removed)
+            del amounts[removed]
+        else:
+            key = draw.randrange(1000), number
+            amounts[key] = draw.randrange(100)
+            sums.add(key, amounts[key])
+        if number % 20 == 0:
+            bound = (draw.randrange(1010),)
+            assert sums.before(bound) == sum(amount for key, amount in amounts.items() if key < bound)
+    assert len(sums._parts) > 2
+    for key in list(amounts):
+        sums.remove(key)
+    assert sums.before((2000,)) == 0

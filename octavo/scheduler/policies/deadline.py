@@ -31,6 +31,9 @@ class EarliestDeadline(Policy):
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
         return (self.latest_start(group), group.virtual_start, group.arrival)
 
+    def keys_before(self, group: SequenceGroup, now: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return (now,), self.key(group)  # those that are late come last
+
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
         latest_start = self.latest_start(group)
         is_late = latest_start < now
@@ -58,9 +61,6 @@ class _DeadlineQueue:
         self._policy = policy
         self._feasible = WaitingQueue(policy.key)
         self._late = WaitingQueue(lambda group: (group.virtual_start, group.arrival))
-
-    def __len__(self) -> int:
-        return len(self._feasible) + len(self._late)
 
     def push(self, group: SequenceGroup) -> None:
         self._feasible.push(group)

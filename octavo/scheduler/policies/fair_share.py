@@ -118,10 +118,6 @@ class _TenantQueues:
         self._queues: dict[str, WaitingQueue] = {}
         self._heap: list[tuple[float, int, str]] = []
         """Counters of tenants that wait, the numbers by which they came, and their names."""
-        self._num_waiting = 0
-
-    def __len__(self) -> int:
-        return self._num_waiting
 
     def push(self, group: SequenceGroup) -> None:
         tenant = _tenant_of(group)
@@ -130,7 +126,6 @@ class _TenantQueues:
             self._queues[tenant] = WaitingQueue(self._policy.key)
             heapq.heappush(self._heap, self._entry(tenant))
         self._queues[tenant].push(group)
-        self._num_waiting += 1
 
     def peek(self, now: float) -> SequenceGroup | None:
         least = self.least_served()
@@ -144,7 +139,6 @@ class _TenantQueues:
     def remove(self, group: SequenceGroup) -> None:
         tenant = _tenant_of(group)
         self._queues[tenant].remove(group)
-        self._num_waiting -= 1
         if not len(self._queues[tenant]):
             del self._queues[tenant]
             if len(self._heap) > 2 * len(self._queues) + 8:

@@ -81,9 +81,6 @@ class _OrderedQueue:
         self.ordered: list[tuple[tuple[Any, ...], SequenceGroup]] = []
         self._keys: dict[str, tuple[Any, ...]] = {}
 
-    def __len__(self) -> int:
-        return len(self.ordered)
-
     def push(self, group: SequenceGroup) -> None:
         key = self._keys[group.request_id] = self._policy.key(group)
         insort(self.ordered, (key, group), key=itemgetter(0))
