@@ -57,6 +57,8 @@ INVARIANT, FASTEST = CudaRuntime(is_invariant=True), CudaRuntime()
 PROCESSES, SHARES = 12, 6
 """Processes that check operators, and parts of the examples of operators in `CODED`."""
 CODED: Final = ("prepare_coded", "prepare_quantized")
+PRODUCTS: Final = ((1000, 4096), (1024, 2048), (4096, 4096), (4096, 1024))
+"""Outputs and inputs of weights, whose inputs are 8 chunks, 4, 2 and one: a row alone is computed in other ways."""
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 """Those of Qwen3-8B."""
 
@@ -172,12 +174,13 @@ def check_bits() -> Iterator[dict[str, Any]]:
         here = slice(position, position + 1)
         alone = backend.run(q[here], k[here], v[here], cache, one, Scores(DIM**-0.5))
         yield {"bits": "attention", "position": position, "equal": bool(torch.equal(alone[0], whole[position]))}
-    x, weight = (torch.randn(size, 4096, device="cuda", dtype=torch.bfloat16) for size in (300, 1000))
-    for name, runtime in (("triton", INVARIANT), ("cublas", FASTEST)):
-        linear = runtime.bind().prepare_linear(weight)
-        together = linear(x)
-        equal = sum(bool(torch.equal(linear(x[row : row + 1])[0], together[row])) for row in range(0, 300, 30))
-        yield {"bits": f"linear by {name}", "equal_rows": equal, "of": 10}
+    for outputs, inputs in PRODUCTS:
+        x, weight = (torch.randn(size, inputs, device="cuda", dtype=torch.bfloat16) for size in (300, outputs))
+        for name, runtime in (("triton", INVARIANT), ("cublas", FASTEST)):
+            linear = runtime.bind().prepare_linear(weight)
+            together = linear(x)
+            equal = sum(bool(torch.equal(linear(x[row : row + 1])[0], together[row])) for row in range(0, 300, 30))
+            yield {"bits": f"linear by {name}", "shape": (outputs, inputs), "equal_rows": equal, "of": 10}
     yield {"bits": "rotation with the write to the cache", "equal": rotation_is_equal()}
 
 
