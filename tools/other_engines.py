@@ -49,6 +49,29 @@ sed -i -E 's/^( *)from vllm[a-zA-Z0-9_.]* import/\\1from octavo import/; s/^impo
 ```
 """
 
+_VLLM_TRIED = """\
+## What vLLM's examples need
+
+The examples of vLLM 0.33 were run with that line of sed, other names of models and smaller sizes. These run as they
+are: generate, chat, classify, embed, score, `LLMEngine`, several adapters, streams of `AsyncLLM`, prompt embeddings,
+structured outputs, reproducibility, context extension; and the clients of chats, completions, reasoning, responses,
+tools, structured outputs, embeddings, rerank, score, classify, pooling and transcription. Images, videos and sounds are
+read from prompts as the examples write them.
+
+| an example has | octavo | note |
+|---|---|---|
+| `trust_remote_code=True`, `tokenizer_mode`, `config_format` | – | leave it out |
+| `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
+| `Histogram` | `RequestOutput.metrics` | the times of a request; `GET /metrics` of a server has histograms |
+| `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
+| `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
+| `KVEventsConfig` | `GET /kv/events` | a stream of events |
+
+Not there: pausing (`/pause`, `pause_generation`), transfer of weights over NCCL, the WebSocket `/v1/realtime`,
+`/v1/chat/completions/batch`, `/inference/v1/generate`, vectors as parts of messages, late chunking, profiling, sharded
+checkpoints, replay of traces, and logits processors that programs bring.
+"""
+
 _LLAMA_CPP = """\
 # Coming from llama.cpp
 
@@ -81,7 +104,7 @@ def _vllm_page() -> str:
         ("Extra fields of requests", _fates(VLLM_REQUEST, fields, refused, VLLM_REQUEST_NOTES)),
     )
     tables = [f"## {title}\n\n{_table(('vLLM', 'octavo', 'note'), rows)}" for title, rows in sections]
-    return "\n".join([_MADE + _VLLM, *tables])
+    return "\n".join([_MADE + _VLLM, *tables, _VLLM_TRIED])
 
 
 def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
