@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from octavo.async_llm import AsyncLLM
@@ -83,6 +84,22 @@ class AsyncLLMEngine:
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""
         return await (await self.start()).reset_prefix_cache()
+
+    async def is_sleeping(self) -> bool:
+        """Return whether the engine has neither weights nor KV cache."""
+        return await (await self.start()).is_sleeping()
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give back memory, as `LLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
+        await (await self.start()).sleep(level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""
+        await (await self.start()).wake_up(tags)
+
+    async def update_weights_from_disk(self, model_path: str | Path) -> None:
+        """Take other weights, as `LLM.update_weights_from_disk` does; running requests go on. Raises RequestFailed."""
+        await (await self.start()).update_weights_from_disk(model_path)
 
     def shutdown(self) -> asyncio.Task[None]:
         """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits

@@ -96,6 +96,24 @@ async def test_a_wrong_model_is_an_error_of_each_request() -> None:
     await engine.shutdown()
 
 
+async def test_an_engine_sleeps_and_takes_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = FakeAsyncLLM()
+
+    async def start(args: EngineArgs) -> FakeAsyncLLM:
+        return llm
+
+    monkeypatch.setattr(AsyncLLM, "start", start)
+    engine = AsyncLLMEngine(AsyncEngineArgs())
+    await engine.sleep(2)
+    assert await engine.is_sleeping()
+    await engine.wake_up(["weights"])
+    assert not await engine.is_sleeping()
+    await engine.sleep()
+    await engine.update_weights_from_disk("/other")
+    assert not await engine.is_sleeping()
+    assert llm.weights == "/other"
+
+
 async def test_a_model_for_vectors_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = FakeAsyncLLM()
     llm.pooling = PoolingConfig(size=256)
