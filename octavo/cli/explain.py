@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
+from textwrap import fill
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
@@ -15,6 +17,7 @@ from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
 
+_MANY, _INDENT = 4, "    "
 _WEIGHTS = ("*.safetensors*", "*.bin*")
 
 
@@ -43,8 +46,23 @@ def explain(*, given: Given) -> int:
         from octavo.speculation.explained import speculation_facts
 
         say(render_facts("speculation", speculation_facts(config.speculative)), end="\n\n")
-    say(f"operators\n{render_table(operators)}")
+    say(render_operators(operators))
     return 0
+
+
+def render_operators(choices: Sequence[tuple[str, str, str]]) -> str:
+    """Return what was chosen and why: (name, choice, reason) a row, but for several names with one choice and reason,
+    which are listed below the others."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for name, choice, because in choices:
+        shared.setdefault((choice, because), []).append(name)
+    rows = [(name, choice, because) for name, choice, because in choices if len(shared[choice, because]) < _MANY]
+    lines = ["operators", *([render_table(rows)] if rows else [])]
+    for (choice, because), names in shared.items():
+        if len(names) >= _MANY:
+            lines.append(f"  {choice} for {len(names)}{f': {because}' if because else ''}")
+            lines.append(fill(", ".join(names), 78, initial_indent=_INDENT, subsequent_indent=_INDENT))
+    return "\n".join(lines)
 
 
 def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]], str | None]:

@@ -39,6 +39,7 @@ _POSITIONAL = {
     "run": "[MODEL] [PROMPT]",
     "pull": "MODEL",
     "rm": "MODEL",
+    "quantize": "MODEL OUTPUT",
     **dict.fromkeys(("chat", "serve", "proxy", "explain"), "[MODEL]"),
 }
 """What the line `Usage` of a command names; cyclopts calls what may be left out [ARGS]."""
@@ -197,6 +198,8 @@ _ALSO_CALLED = {"--num-requests": "--num-prompts", "--num-prompts": "--num-reque
 
 
 def _unknown_option(error: UnknownOptionError) -> str:
+    from difflib import get_close_matches
+
     from octavo.core.absent import absent_options, renamed_options
 
     flag = (error.token.keyword or error.token.value).partition("=")[0]
@@ -213,14 +216,20 @@ def _unknown_option(error: UnknownOptionError) -> str:
     begun = [option for option in options if option.startswith(flag)]
     if len(begun) == 1:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
-    return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or " ".join(str(error).split())
+    near = get_close_matches(flag, options, 1, 0.7)  # what cyclopts takes for near is further away
+    remedy = f". Did you mean {near[0]}?" if near else f"; `{_command(error)} --help` lists them"
+    said = f"Unknown option: {flag}{remedy}"
+    return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or said
+
+
+def _command(error: CycloptsError) -> str:
+    return " ".join(("octavo", *(error.command_chain or ())))
 
 
 def _missing_argument(error: MissingArgumentError) -> str:
-    command = " ".join(("octavo", *(error.command_chain or ())))
     assert error.argument is not None
     said = f"{error.keyword} needs a value" if error.keyword else f"{error.argument.name} is missing"
-    return f"{said}; `{command} --help` shows what it takes"
+    return f"{said}; `{_command(error)} --help` shows what it takes"
 
 
 def _wrong_value(error: CycloptsError) -> str | None:
@@ -236,20 +245,17 @@ def _wrong_value(error: CycloptsError) -> str | None:
     name = None if token is None or token.keyword is None else token.keyword.lstrip("-").replace("-", "_")
     if token is not None and name is not None and (said := value_remark(name, token.value)):
         return f"{token.keyword} {token.value}: {said}"
-    command = " ".join(("octavo", *(error.command_chain or ())))
-    return f"{error.msg}; `{command} --help` shows what it takes" if error.msg else None
+    return f"{error.msg}; `{_command(error)} --help` shows what it takes" if error.msg else None
 
 
 def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | None:
     """Return a message about a sampling parameter given to a command that takes none; None for any other option."""
-    import difflib
+    from difflib import get_close_matches
 
     from octavo.core.sampling_params import SamplingParams
 
     fields = {each for each in SamplingParams.__struct_fields__ if f"--{each.replace('_', '-')}" not in options}
-    nearest = difflib.get_close_matches(
-        name, [*fields, *(each.lstrip("-").replace("-", "_") for each in options)], 1, 0.8
-    )
+    nearest = get_close_matches(name, [*fields, *(each.lstrip("-").replace("-", "_") for each in options)], 1, 0.8)
     if not nearest or nearest[0] not in fields:
         return None
     return f"Unknown option: {flag}. {nearest[0]} is a field of requests: a client of the server sends it"

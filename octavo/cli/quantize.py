@@ -26,8 +26,9 @@ _FOREIGN = 1000.0
 
 @with_options(EngineArgs, without={"quantization", "model"})
 def quantize(
-    source: Annotated[str, Parameter(help="Hub name, short name (qwen3:0.6b) or directory of the model.")],
+    source: Annotated[str, Parameter(name="MODEL", help="Hub name, short name (qwen3:0.6b) or directory.")],
     output: Annotated[Path, Parameter(help="A directory that is empty or does not exist.")],
+    /,
     *,
     kind: Annotated[
         str,

@@ -209,7 +209,7 @@ def frame(address: str, model: str, found: list[Load], history: deque[float], re
     parts = [
         f"{model} at {address}   {time.strftime('%H:%M:%S')}   Ctrl-C ends",
         render_table(rows),
-        f"  tokens/s  {chart}  {max(history):,.0f} at most",
+        f"  tokens/s  {chart}  at most {max(history):,.0f}",
     ]
     return "\n\n".join(parts + ([_ended(recent)] if recent else []))
 

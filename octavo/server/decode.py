@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
@@ -45,13 +45,18 @@ class RequestBody(msgspec.Struct):
         return is_program or any(message.has_images for message in getattr(self, "messages", None) or ())
 
 
+_SALT: Final = "Only requests with the same salt share cached prefixes."
+_PRIORITY: Final = "Smaller numbers go first, under the scheduling policy priority."
+_DEADLINE: Final = "Seconds in which the first token is due; refused where that cannot be."
+
+
 class EngineBody(RequestBody, kw_only=True):
     """What the bodies of requests that an engine runs have in common."""
 
     model: str | None = None
-    cache_salt: str | None = None
-    priority: Int | None = None
-    first_token_deadline_s: float | None = None
+    cache_salt: Annotated[str, Meta(description=_SALT)] | None = None
+    priority: Annotated[Int, Meta(description=_PRIORITY)] | None = None
+    first_token_deadline_s: Annotated[float, Meta(description=_DEADLINE)] | None = None
     request_id: RequestId | None = None
     user: str | None = None
 

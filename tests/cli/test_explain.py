@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.cli.explain import _without_weights, prepared
+from octavo.cli.explain import _without_weights, prepared, render_operators
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
@@ -45,6 +45,13 @@ def test_what_the_rounding_of_activations_costs_is_shown(tiny_model: str, comman
         "activation_bits=4 is refused: bits are 8 or 16"
         in command("explain", tiny_model, "--quantization", "int8", "--activation-bits", "4", code=EXIT_ERROR).err
     )
+
+
+def test_operators_with_one_choice_and_reason_are_listed_together() -> None:
+    choices = [("device", "cpu", "auto"), *((f"op{n}", "native", "compiled") for n in range(4)), ("one", "other", "")]
+    expected = "operators\n  device  cpu    auto\n  one     other\n  native for 4: compiled\n    op0, op1, op2, op3"
+    assert render_operators(choices) == expected
+    assert render_operators(choices[:4]).splitlines()[2] == "  op0     native  compiled"
 
 
 def test_an_overridden_operator_says_so(tiny_model: str, command: Command) -> None:

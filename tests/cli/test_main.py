@@ -190,6 +190,9 @@ def test_version_is_the_packages(command: Command) -> None:
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
         (["replay"], "RECORDING is missing; `octavo replay --help` shows what it takes"),
+        (["quantize"], "MODEL is missing; `octavo quantize --help` shows what it takes"),
+        (["quantize", "x"], "OUTPUT is missing; `octavo quantize --help` shows what it takes"),
+        (["run", "--bogus", "x"], "Unknown option: --bogus; `octavo run --help` lists them"),
         (["nonsense"], 'Unknown command "nonsense". `--help` lists them'),
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),

@@ -116,6 +116,6 @@ def test_a_screen_has_replicas_rates_and_recent_requests() -> None:
     )
     shown = frame("http://here", "m", [load], deque([1.0, 1234.0]), [timeline])
     assert max(map(len, shown.splitlines())) <= 80
-    assert "1,234 at most" in shown
+    assert "at most 1,234" in shown
     assert "2.50" in shown
     assert line(load).startswith("2 running, 0 waiting")

@@ -71,7 +71,7 @@ export function figures({ stats, step, samples, ended }) {
   const last = stats.num_running ? (samples.at(-1) ?? {}) : { generated: 0, prompt: 0 };
   const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)}%` : "–");
   const first = latencies(ended, "queued", "first token");
-  const tokens = (value) => (value == null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(1));
+  const tokens = (value) => (value == null ? "–" : value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(1));
   return [
     ["Running", stats.num_running, "running"],
     ["Waiting", stats.num_waiting, "waiting"],

@@ -92,16 +92,11 @@ export function curlOf(url, body, hasKey) {
   return `curl -N ${quoted(url)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body, null, 1))}`;
 }
 
-const OTHERS = new Set(
-  ("response_format structured_outputs guided_json guided_regex guided_choice guided_grammar model stream stream_options " +
-    "messages prompt logprobs top_logprobs logprob_token_ids prompt_logprobs return_token_ids echo add_generation_prompt user metadata " +
-    "continue_final_message chat_template max_completion_tokens tools tool_choice functions function_call request_id " +
-    "parallel_tool_calls service_tier safety_identifier prompt_cache_key prompt_cache_retention return_cache_info " +
-    "return_tokens_as_token_ids stream_interval documents store modalities audio verbosity web_search_options logits_processors").split(" "),
-);
+const OTHERS = new Set(["logprob_token_ids", "prompt_logprobs"]); // "Tokens" asks for log-probabilities
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "n"];
 
-/** Return the fields of a request that have an input, the usual ones first: name, kind and help, from its schema. */
+/** Return the fields of a request that have an input, the usual ones first: name, kind and help, from its schema. Those without a
+ * description have none: the page sets them, or they change no text. */
 export function parametersOf(schema) {
   const kindOf = (members) => {
     const kinds = members.map((each) => (each.type === "array" ? `${each.items?.type}s` : each.type));
@@ -112,7 +107,7 @@ export function parametersOf(schema) {
     const outer = property.anyOf ?? [property];
     const kind = OTHERS.has(name) ? null : kindOf(outer.flatMap((each) => each.anyOf ?? [each]));
     const help = property.description ?? outer.find((each) => each.description)?.description ?? "";
-    return kind ? [{ name, kind, help, values: outer.flatMap((each) => each.enum ?? []) }] : [];
+    return kind && help ? [{ name, kind, help, values: outer.flatMap((each) => each.enum ?? []) }] : [];
   });
   const first = FIRST.flatMap((name) => fields.filter((field) => field.name === name));
   return [...first, ...fields.filter((field) => !first.includes(field))];
@@ -174,7 +169,7 @@ export function summaryOf({ model, error, finish, usage, startedAt, firstAt, end
   if (endedAt == null) return "";
   const parts = model ? [model] : [];
   const count = usage?.completion_tokens;
-  if (usage) parts.push(`${usage.prompt_tokens} + ${count} tokens`);
+  if (usage) parts.push(`${usage.prompt_tokens} prompt + ${count} output tokens`);
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} from the cache`);
   if (firstAt != null) parts.push(`first after ${duration((firstAt - startedAt) / 1000)}`);
   const speed = usage?.timings?.[0]?.predicted_per_second;

@@ -21,6 +21,9 @@ const EXAMPLE_TOOL = {
 const USUAL = 8;
 const KEPT = "octavo-settings";
 
+/** Return a name that may be broken into lines behind each underscore. */
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part) => [part, el("wbr")]);
+
 /** One input with its label, its help and the place of its error. `read` returns its value, or throws. */
 class Field {
   constructor(name, label, input, help, read) {
@@ -29,7 +32,7 @@ class Field {
     input.setAttribute("aria-describedby", `about-${name}`);
     this.about = el("p", { id: `about-${name}`, class: "about" }, help);
     this.help = help;
-    this.node = el("div", { class: `field${input.tagName === "TEXTAREA" ? " wide" : ""}` }, el("label", { for: input.id }, label), input, this.about);
+    this.node = el("div", { class: `field${input.tagName === "TEXTAREA" ? " wide" : ""}` }, el("label", { for: input.id }, breakable(label)), input, this.about);
     input.addEventListener("input", () => this.fail(""));
   }
   fail(message) {

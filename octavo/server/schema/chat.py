@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -13,6 +13,9 @@ from octavo.server.schema.common import WRITES_TEXT, GenerationRequest
 from octavo.server.schema.tools import ChosenTools, MessageToolCall, Tool, check_calls, check_tools
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
+_KEYWORDS: Final = 'Further values for the chat template, such as {"enable_thinking": false}.'
+_EFFORT: Final = "How long the model reasons, such as low or high, where its chat template reads this."
+_BUDGET: Final = "Tokens after which reasoning ends; -1 is no limit."
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -210,9 +213,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description=_KEYWORDS)] | None = None
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[str, Meta(description=_EFFORT)] | None = None
     verbosity: str | None = None
     echo: bool | None = None
     prediction: Prediction | None = None
@@ -220,10 +223,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
-    thinking_token_budget: Int | None = None
+    include_reasoning: Annotated[bool, Meta(description="Return the reasoning, not only the answer.")] | None = None
+    separate_reasoning: Annotated[bool, Meta(description="Part reasoning from the text of the answer.")] | None = None
+    stream_reasoning: Annotated[bool, Meta(description="Stream reasoning; false sends it in one piece.")] | None = None
+    thinking_token_budget: Annotated[Int, Meta(description=_BUDGET)] | None = None
 
     functions: Annotated[Any, _FUNCTIONS] = None
     function_call: Annotated[Any, _FUNCTIONS] = None

@@ -96,6 +96,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _MAX_TOKENS: Final = "Most tokens of each output; by default 16 for a completion, for a chat the rest of the context."
+_START_TOKEN: Final = "Add a start token to the text; the template of a chat writes its own."
 
 
 class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +114,7 @@ class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: Annotated[bool, Meta(description=_START_TOKEN)] | None = None
     return_cache_info: bool | None = None
     return_timings: bool | None = None
 

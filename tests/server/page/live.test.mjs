@@ -41,6 +41,9 @@ test("latencies are those of requests that had both events", () => {
 test("figures of an engine that has done nothing are readable", () => {
   const names = figures({ stats: { num_running: 0 }, samples: [], ended: [] }).map(([, value]) => String(value));
   assert.ok(!names.some((value) => /NaN|Infinity/.test(value)), names.join());
+  const stats = { num_running: 1, num_steps: 1234 };
+  const shown = new Map(figures({ stats, step: 0.001, samples: [{ generated: 1680.6, prompt: 9.96 }], ended: [] }));
+  assert.deepEqual(["Generated tokens/s", "Prompt tokens/s", "Steps"].map((name) => shown.get(name)), ["1,681", "10.0", "1,234"]);
 });
 
 test("rows, lines and grids", () => {

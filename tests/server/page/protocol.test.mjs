@@ -86,7 +86,7 @@ test("a curl command holds any text, and the key's variable alone", () => {
 test("parameters come from the schema, the usual ones first", () => {
   const either = (kind, description) => ({ anyOf: [{ ...kind, description }, { type: "null" }] });
   const properties = {
-    messages: { type: "array" }, min_tokens: either({ type: "integer" }, "fewest"), stop: either({ anyOf: [{ type: "array", items: { type: "string" } }, { type: "string" }] }, "ends"),
+    messages: { type: "array" }, session_id: { type: "string" }, min_tokens: either({ type: "integer" }, "fewest"), stop: either({ anyOf: [{ type: "array", items: { type: "string" } }, { type: "string" }] }, "ends"),
     logit_bias: either({ type: "object" }, "added"), temperature: either({ type: "number" }, "randomness"),
   };
   const found = parametersOf({ properties }).map(({ name, kind, help }) => [name, kind, help]);
@@ -109,6 +109,6 @@ test("numbers are readable", () => {
   const timings = [{ predicted_per_second: 10 }];
   const usage = { prompt_tokens: 4, completion_tokens: 11, prompt_tokens_details: { cached_tokens: 2 }, timings };
   const version = { finish: "stop", usage, startedAt: 0, firstAt: 500, endedAt: 501 };
-  assert.equal(summaryOf(version), "4 + 11 tokens · 2 from the cache · first after 500 ms · 10.0 tokens/s · ended by stop");
+  assert.equal(summaryOf(version), "4 prompt + 11 output tokens · 2 from the cache · first after 500 ms · 10.0 tokens/s · ended by stop");
   assert.equal(summaryOf({ startedAt: 0 }), "");
 });

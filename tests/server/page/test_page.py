@@ -85,6 +85,15 @@ def test_what_is_shown_of_an_answer_stays_while_it_grows(page: Browser, server: 
     assert (text[:16], text[-12:]) == (SENTENCE[:16], SENTENCE[-12:])
 
 
+def test_every_parameter_has_a_help_and_long_names_break_behind_an_underscore(page: Browser) -> None:
+    page.run("document.querySelectorAll('#settings details').forEach((each) => { each.open = true; })")
+    helps = page.run("[...document.querySelectorAll('#settings .about')].map((each) => [each.id, each.textContent])")
+    assert [name for name, help_ in helps if not help_] == []
+    assert {"about-priority", "about-reasoning_effort"} <= {name for name, _ in helps}
+    label = "document.querySelector('label[for=field-first_token_deadline_s]')"
+    assert page.run(f"{label}.innerHTML") == "first_<wbr>token_<wbr>deadline_<wbr>s<wbr>"
+
+
 def test_turns_that_were_removed_come_back(page: Browser) -> None:
     texts = "[...document.querySelectorAll('.user .text')].map((each) => each.textContent).join()"
     for number in (1, 2):
