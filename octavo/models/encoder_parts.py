@@ -26,10 +26,11 @@ from octavo.models.config import DecoderConfig, even_share
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
     """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes, for some of the heads,
-    what scores have of distances. The others are of a classifier's head: the function of its dense layer, whether that
-    has a bias, and whether a norm follows."""
+    what scores have of distances. embedding_size: width of embeddings, of a family that may project them. The others
+    are of a classifier's head: the function of its dense layer, whether that has a bias, and whether a norm follows."""
 
     num_types: int = 0
+    embedding_size: int = 0
     biases: Callable[[slice], DistanceBiases | RelativePlaces] | None = None
     head_function: str = "tanh"
     head_bias: bool = True

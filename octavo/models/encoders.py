@@ -1,4 +1,4 @@
-"""Encoders, whose tokens see those behind them too: BERT, RoBERTa, XLM-RoBERTa, NomicBERT, GTE and ModernBERT.
+"""Encoders, whose tokens see those behind them too: BERT, ELECTRA, RoBERTa, XLM-RoBERTa, NomicBERT, GTE and ModernBERT.
 
 A prompt is computed whole in one step, and nothing of it is kept: all layers write their keys and values to one cache.
 """
@@ -16,7 +16,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.embedding import Embedding
 from octavo.layers.experts import StoredExperts
+from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.bert_encoder import BertEncoder, Encoder
@@ -71,6 +73,36 @@ class DistilBertModel(BertEncoder):
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
         reads = ("q_lin", "k_lin", "v_lin")
         return super().read(c, num_types=0, qkv_reads=reads, head_function="relu", **own)
+
+
+class ElectraModel(BertEncoder):
+    """ELECTRA: BERT, of which small models project narrower embeddings. Source: https://arxiv.org/abs/2003.10555."""
+
+    NAMES = {r"^electra\.": "", **BertEncoder.NAMES}
+    IGNORED = (*BertEncoder.IGNORED, r"(discriminator_predictions|generator_(predictions|lm_head))\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        width = c.positive("embedding_size", 128)
+        c.expect("hidden_act", "gelu", default="gelu")
+        return super().read(c, head_function="gelu", embedding_size=width, **own)
+
+    def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        self.embeddings_project = None
+        if c.embedding_size == c.hidden_size:
+            return
+        width = c.embedding_size
+        self.embed_tokens = Embedding(c.vocab_size, width, mesh)
+        self.embed_positions = Embedding(c.max_positions, width, offset=0)
+        self.embed_types = Embedding(c.num_types, width)
+        self.embed_norm = c.norm(width, c.norm_eps)
+        self.embeddings_project = ColumnLinear(width, c.hidden_size, Mesh.single(), bias=True)
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Make the first layer's input [tokens, hidden] of embeddings [tokens, embedding_size]."""
+        x = super().embed(x, batch)
+        return x if self.embeddings_project is None else self.embeddings_project(x)
 
 
 class RobertaModel(BertEncoder):

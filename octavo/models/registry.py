@@ -58,7 +58,17 @@ _FILES: Final = {
     "dbrx": ("Dbrx",),
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "distance_encoders": ("DebertaV2", "JinaBert", "MPNet"),
-    "encoders": ("Bert", "DistilBert", "Gte", "JinaEmbeddingsV3", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+    "encoders": (
+        "Bert",
+        "DistilBert",
+        "Electra",
+        "Gte",
+        "JinaEmbeddingsV3",
+        "ModernBert",
+        "NomicBert",
+        "Roberta",
+        "XLMRoberta",
+    ),
     "deci": ("DeciLM",),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),

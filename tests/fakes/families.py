@@ -194,6 +194,7 @@ _DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 _ENCODERS = [
     "Bert",
     "DistilBert",
+    "Electra",
     "Gte",
     "JinaEmbeddingsV3",
     "MPNet",
