@@ -24,16 +24,20 @@ _MOST_BLOCKED: Final = 16
 
 
 class _Outcome(enum.Enum):
-    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. NO_SLOT,
-    UNREAD: so do they, because its adapter has no slot or is not in memory. CHANGED: others were preempted for it; the
-    head of the queue is looked at again."""
+    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. COMPUTING:
+    so do they, in this step, which computes what it needs. NO_SLOT, UNREAD: so do they, because its adapter has no slot
+    or is not in memory. CHANGED: others were preempted for it; the head of the queue is looked at again."""
 
     ADMITTED = enum.auto()
     BLOCKED = enum.auto()
     DEFERRED = enum.auto()
+    COMPUTING = enum.auto()
     NO_SLOT = enum.auto()
     UNREAD = enum.auto()
     CHANGED = enum.auto()
+
+
+_PASSED: Final = (_Outcome.DEFERRED, _Outcome.COMPUTING, _Outcome.NO_SLOT, _Outcome.UNREAD)
 
 
 class _Attempt(NamedTuple):
@@ -71,6 +75,7 @@ class Admission:
         self._rows = rows
         self._preemption = preemption
         self._whole_prompts = not config.enable_chunked_prefill
+        self._max_num_seqs = config.max_num_seqs
         self._max_bypasses = 0 if self._whole_prompts else config.max_bypasses
 
     def admit(self, plan: StepPlan, now: float, next_group: Callable[[], SequenceGroup | None]) -> None:
@@ -80,6 +85,7 @@ class Admission:
             self._registry.waiting.pass_over(WITH_ADAPTERS)
         deferred: list[SequenceGroup] = []
         blocked: list[SequenceGroup] = []
+        num_computing = 0
         computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager)
         while not plan.tokens.is_full and (group := next_group()) is not None:
             is_swapped = group.status is SequenceStatus.SWAPPED
@@ -87,8 +93,11 @@ class Admission:
             outcome, because = attempt
             if because and not blocked:
                 self._registry.log.note("blocked", group.request, because)
-            if outcome in (_Outcome.DEFERRED, _Outcome.NO_SLOT, _Outcome.UNREAD):
+            if outcome in _PASSED:
                 self._pass(group, outcome, plan, deferred)
+                num_computing += outcome is _Outcome.COMPUTING
+                if num_computing == self._max_num_seqs:
+                    break  # in the next step they run: for those behind no sequence is left
             elif outcome is _Outcome.BLOCKED:
                 may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
                 others_may_fit = not plan.is_full or self._registry.policy.may_outrank
@@ -111,7 +120,7 @@ class Admission:
         if outcome is _Outcome.NO_SLOT and not self._whole_prompts:
             plan.adapter_waits = True
             waiting.pass_over(WITH_ADAPTERS)
-        if outcome is _Outcome.DEFERRED or group.status is SequenceStatus.SWAPPED:
+        if outcome in (_Outcome.DEFERRED, _Outcome.COMPUTING) or group.status is SequenceStatus.SWAPPED:
             deferred.append(group)
             self._registry.queue_of(group).remove(group)
         elif adapter is not None and not plan.adapter_waits:
@@ -150,7 +159,7 @@ class Admission:
             return refused or _Attempt(_Outcome.UNREAD, because)
         hit = self.find_prefix(group)
         if hit.missing in computing:  # this step computes what it needs: in the next one it is a hit
-            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.DEFERRED)
+            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.COMPUTING)
         if self._fetching is not None and self._fetching.comes(group, hit):
             return refused if refused is not None and lacks_slot else _Attempt(_Outcome.DEFERRED)
         shortage = self._without_pins(group, lambda: self._shortage(group, hit))

@@ -129,6 +129,27 @@ class TestOrder:
         assert len(looked_up) == num_requests
         run(core)
 
+    def test_a_step_looks_at_no_more_groups_that_wait_for_a_prefix_than_may_run_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        core = make_core(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=512)
+        for number in range(50):
+            core.add_request(request(f"r{number}", tokens=[9] * 16 + [number], max_tokens=1))
+        looked_up, find = list[str](), BlockManager.find_prefix
+
+        def noted(manager: BlockManager, group: SequenceGroup, *arguments: Any) -> Any:
+            looked_up.append(group.request_id)
+            return find(manager, group, *arguments)
+
+        monkeypatch.setattr(BlockManager, "find_prefix", noted)
+        core.step()
+        assert looked_up == [f"r{number}" for number in range(5)]
+        monkeypatch.undo()
+        finished = list[str]()
+        while core.has_unfinished():
+            finished += [output.request_id for output in core.step().outputs if output.finished]
+        assert finished == [f"r{number}" for number in range(1, 50)]
+
     @pytest.mark.parametrize("policy", ["fcfs", "fair-share"])
     def test_what_a_request_finds_is_not_looked_up_while_it_lacks_a_slot_for_its_adapter(
         self, policy: str, monkeypatch: pytest.MonkeyPatch

@@ -119,7 +119,7 @@ class PlainAdmission(Admission):
             self._registry.waiting.pass_over(WITH_ADAPTERS)
         if isinstance(self._registry.policy, LongestPrefixMatch):
             super()._pass(group, outcome, plan, deferred)
-        elif outcome is _Outcome.DEFERRED or group.status is SequenceStatus.SWAPPED:
+        elif outcome in (_Outcome.DEFERRED, _Outcome.COMPUTING) or group.status is SequenceStatus.SWAPPED:
             super()._pass(group, _Outcome.DEFERRED, plan, deferred)
         else:
             waiting = self._registry.waiting
