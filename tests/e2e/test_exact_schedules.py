@@ -236,7 +236,9 @@ def check_that_any_schedule_is_exact(
             engine.add_request(str(number), asked.prompt, asked.params, **asked.keywords)
             group = core.scheduler.groups.get(str(number))
             if group is not None and max_loras:
+                core.scheduler.waiting.remove(group)  # its place there depends on its adapter
                 group.request.adapter = asked.adapter
+                core.scheduler.waiting.push(group)
             if asked.event == "pin":
                 engine.call("pin_prefix", PREFIX, 0.05)
             elif asked.event == "reset":
