@@ -41,6 +41,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     offset: the first token that sees it, of an input without spans.
     is_apart: its rows and columns count from 0, and what follows it goes on behind its last token. The first and the
         last token of its span stand around the grid.
+    num_before: tokens before its first span that are computed as its own, so that their keys and values depend on it.
     """
 
     kind: Literal["image", "audio", "video", "embeds", "prompt"]
@@ -53,6 +54,7 @@ class MediaInput(msgspec.Struct, frozen=True):
     times: tuple[int, ...] = ()
     offset: int = 0
     is_apart: bool = False
+    num_before: int = 0
 
     @property
     def end(self) -> int:

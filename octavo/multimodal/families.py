@@ -312,7 +312,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_llava),
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
-    ERNIE_VL: _QWEN._replace(arranged=ernie_prompt),
+    ERNIE_VL: _QWEN._replace(arranged=ernie_prompt, num_before=1),
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
     "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
     "Gemma3nForConditionalGeneration": Family(

@@ -33,7 +33,7 @@ class Family(NamedTuple):
     config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
     returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
     id. num_vectors: returns how many an image becomes where layers read them through caches: then its tokens are none
-    of them. is_apart: `MediaInput.is_apart` of its images."""
+    of them. is_apart, num_before: of its images, as in `MediaInput`."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
@@ -49,6 +49,7 @@ class Family(NamedTuple):
     token_word: str | None = None
     num_vectors: Callable[[Context, Arrays], int] | None = None
     is_apart: bool = False
+    num_before: int = 0
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:

@@ -143,9 +143,9 @@ class ImagePrompts:
         spans = tuple(spans_of(tokens, self._vectors, offset))
         num_embeddings = sum(length for _, length in spans)
         grid = None if self.family.grid is None else self.family.grid(self._context, made)
-        is_whole = self.family.is_whole(self._context.config)
+        is_whole, num_before = self.family.is_whole(self._context.config), self.family.num_before
         made_of = digest, spans, num_embeddings, arrays, is_whole, grid
-        return tokens, MediaInput("image", *made_of, is_apart=self.family.is_apart), None
+        return tokens, MediaInput("image", *made_of, is_apart=self.family.is_apart, num_before=num_before), None
 
     def _video(self, context: Context, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
         """Return what is written of a video behind `written`, and the token behind the marker that is left out."""

@@ -345,10 +345,12 @@ def _num_elements(media: MediaInput) -> int:
 
 
 def placeholders(media: Sequence[MediaInput]) -> tuple[Placeholder, ...]:
-    """Return which tokens of a prompt stand for its inputs: of one that is read through caches the first that sees
-    it."""
-    return tuple(
-        Placeholder(offset, length, each.digest)
-        for each in media
-        for offset, length in each.spans or ((each.offset, 1),)
-    )
+    """Return which tokens of a prompt stand for its inputs, with those before that are computed as an input's own: of
+    one that is read through caches the first that sees it."""
+    found: list[Placeholder] = []
+    for each in media:
+        num_before = each.num_before
+        for offset, length in each.spans or ((each.offset, 1),):
+            found.append(Placeholder(offset - num_before, length + num_before, each.digest))
+            num_before = 0
+    return tuple(found)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
-from tests.e2e.test_images import PROMPTS, bits, generate
+from tests.e2e.test_images import PARAMS, PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config
-from tests.fakes.vision import make_vision_checkpoint
+from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.vision_sizes import IMAGE, START
 
 _OF_TEXT = ("hidden_size", "intermediate_size", "max_position_embeddings", "moe_intermediate_size", "moe_k")
 _OF_TEXT += ("moe_num_shared_experts", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size")
@@ -53,6 +55,20 @@ def test_the_release_is_the_model_of_transformers_layout(path: Path) -> None:
     expected = bits(generate(path, PROMPTS))
     assert bits(generate(as_released(path), PROMPTS)) == expected
     assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0})) == expected[3:]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_token_before_an_image_is_no_prefix_of_a_text_with_that_token(path: Path, first: int) -> None:
+    """Experts of images compute it: it is the last token of the first block."""
+    words = list(range(20, 35))
+    with_image = {"prompt_token_ids": [*words, IMAGE, 40], "multi_modal_data": {"image": image(1)}}
+    prompts: list[Any] = [with_image, {"prompt_token_ids": [*words, START, 40, 41]}]
+    drawn = []
+    for numbers in ([1 - first], [first, 1 - first]):
+        with LLM(str(path), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
+            drawn.append([llm.generate(prompts[number], PARAMS)[0] for number in numbers][-1])
+    assert drawn[1].num_cached_tokens == 15
+    assert bits(drawn[1:]) == bits(drawn[:1])
 
 
 def test_experts_of_images_have_the_numbers_behind_those_of_text(path: Path) -> None:
