@@ -34,8 +34,7 @@ def decoded(given: Any) -> Any:
         return given.convert("RGB")
     shape, dtype = getattr(given, "shape", None), str(getattr(given, "dtype", None))
     if shape is not None and len(shape) == 3 and shape[2] == 3 and dtype == "uint8" and min(shape) > 0:
-        if shape[0] * shape[1] > MOST_PIXELS:
-            raise _too_large(shape[1], shape[0])
+        _check_size(shape[1], shape[0])
         return image_class.fromarray(given)
     what = f"an array {dtype} {list(shape)}" if shape is not None else type(given).__name__
     raise _refused(f"is {what}; give an image of Pillow, encoded bytes, or an array uint8 [height, width, 3]")
@@ -61,23 +60,21 @@ def _from_bytes(image_class: Any, data: bytes) -> Any:
 
 
 def _check(image: Any) -> None:
-    if image.width * image.height > MOST_PIXELS:
-        raise _too_large(image.width, image.height)
-    if image.width < 1 or image.height < 1:
-        raise _refused("has no pixels")
-    if max(image.size) > MOST_LENGTHS * min(image.size):
-        raise _refused(
-            f"has {image.width:,} x {image.height:,} pixels, one side must have at most {MOST_LENGTHS} times those of "
-            "the other; cut it"
-        )
+    _check_size(image.width, image.height)
     if getattr(image, "n_frames", 1) > 1:
         raise _refused(f"is animated, it has {image.n_frames} frames; send the frames that count as images")
     if image.mode not in _MODES:
         raise _refused(f"has values of more than 8 bits (mode {image.mode}); convert it to 8 bits per channel")
 
 
-def _too_large(width: int, height: int) -> InvalidRequest:
-    return _refused(f"has {width:,} x {height:,} pixels, must have at most {MOST_PIXELS:,}; scale it down")
+def _check_size(width: int, height: int) -> None:
+    has = f"has {width:,} x {height:,} pixels"
+    if width * height > MOST_PIXELS:
+        raise _refused(f"{has}, must have at most {MOST_PIXELS:,}; scale it down")
+    if width < 1 or height < 1:
+        raise _refused("has no pixels")
+    if max(width, height) > MOST_LENGTHS * min(width, height):
+        raise _refused(f"{has}, one side must have at most {MOST_LENGTHS} times those of the other; cut it")
 
 
 def _refused(reason: str) -> InvalidRequest:

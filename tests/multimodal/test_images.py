@@ -61,6 +61,7 @@ def test_images_and_arrays_are_taken_as_they_are() -> None:
         (lying_png(6_000, 6_000), "6,000 x 6,000 pixels"),
         (lying_png(300, 300), "damaged or cut off"),
         (encoded(Image.new("RGB", (1, 201)), "PNG"), "has 1 x 201 pixels, one side must have at most 200 times"),
+        (np.zeros((201, 1, 3), np.uint8), "has 1 x 201 pixels, one side must have at most 200 times"),
         (encoded(plain(), "GIF", save_all=True, append_images=[Image.new("RGB", (6, 4), 9)]), "animated"),
         (encoded(Image.new("I;16", (4, 4))), "more than 8 bits"),
         (3, "is int"),
