@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[Any]:
-    """A Ray cluster of two nodes of this machine, with a CPU each."""
+    """A Ray cluster of two nodes of this machine, with a CPU each; it ends before tests of other folders start theirs."""
     import ray
     from ray.cluster_utils import Cluster
 
