@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[Any]:
-    """A Ray cluster of two nodes of this machine, with a CPU each; it ends before tests of other folders start theirs."""
+    """A Ray cluster of two nodes of this machine, with a CPU each. It ends before tests of other folders start one."""
     import ray
     from ray.cluster_utils import Cluster
 
