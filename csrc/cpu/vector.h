@@ -275,6 +275,15 @@ inline Floats error_function(Floats x) {
   return copy_sign(sub(all(1.0f), mul(mul(p, t), exponential(sub(zero(), mul(x, x))))), x);
 }
 
+// log(1 + e^x) = max(x, 0) + log(1 + e), with e = e^-|x|; of the latter the series of 2 artanh(e / (2 + e)).
+inline Floats softplus(Floats x) {
+  const Floats e = exponential(sub(zero(), absolute(x)));
+  const Floats ratio = div(e, add(all(2.0f), e)), square = mul(ratio, ratio);
+  Floats series = all(2.0f / 15.0f);
+  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, all(2.0f / static_cast<float>(odd)));
+  return fma(series, ratio, maximum(zero(), x));  // NaN stays
+}
+
 // x / (1 + e^-x)
 inline Floats silu(Floats x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
 

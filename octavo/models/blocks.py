@@ -88,7 +88,7 @@ class RotaryAttention(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         self.qkv_proj = qkv_linear(c, mesh)
-        self.gate = Elementwise("gated_by_sigmoid") if c.attention_gate else None
+        self.gate = Elementwise(c.gate_operator) if c.attention_gate else None
         norms = None if c.qk_norms is None else c.qk_norms(c, mesh)
         if norms is not None:
             self.q_norm, self.k_norm = norms

@@ -55,10 +55,12 @@ class DecoderConfig:
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
     attention_gate: str | None = None
-    """The stored tensor of gates, whose sigmoids are factors of the result of attention; `q_proj` where each head of
-    queries has its gate behind it."""
+    """The stored tensor of gates of the result of attention; `q_proj` where each head of queries has its gate behind
+    it."""
     has_head_gates: bool = False
     """There is one gate for each head."""
+    gate_operator: str = "gated_by_sigmoid"
+    """The operator that multiplies with gates."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
     is_bidirectional: bool = False

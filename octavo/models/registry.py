@@ -95,6 +95,7 @@ _FILES: Final = {
         *("Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Phi4MM", "Phi4Multimodal", "Qwen2", "Qwen3"),
         *("SeedOss", "SmolLM3", "TeleChat3", "Xverse"),
     ),
+    "laguna": ("Laguna",),
     "ling": ("BailingMoeV2_5",),
     "llama4": ("Llama4",),
     "longcat": ("LongcatFlash",),

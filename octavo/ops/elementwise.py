@@ -66,6 +66,11 @@ def gated_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
 
 
+def gated_by_softplus(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `x · log(1 + e^gate)`, each [tokens, dim] in one type, computed in float32."""
+    return (x.float() * F.softplus(gate.float())).to(x.dtype)
+
+
 def silu_times(gate: Tensor, x: Tensor) -> Tensor:
     """Return `silu(gate) · x`, each [tokens, dim] in one type, computed in float32."""
     return (F.silu(gate.float()) * x.float()).to(x.dtype)
@@ -162,6 +167,7 @@ OPERATORS = (
     Operator("relu2", relu2, examples),
     Operator("add", add, add_examples),
     Operator("gated_by_sigmoid", gated_by_sigmoid, add_examples),
+    Operator("gated_by_softplus", gated_by_softplus, add_examples),
     Operator("silu_times", silu_times, add_examples),
     Operator("multiplied", multiplied, multiplied_examples),
     Operator("scaled", scaled, parameter_examples),

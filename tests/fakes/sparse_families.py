@@ -254,6 +254,27 @@ SPARSE_FAMILIES = {
         linear_num_heads=4,
         linear_head_dim=8,
     ),
+    "laguna": of(
+        "Laguna",
+        CORRECTED,
+        WINDOWS_IN_TWO,
+        num_attention_heads_per_layer=[8, 4, 8],
+        num_experts=8,
+        shared_expert_intermediate_size=40,
+        moe_routed_scaling_factor=1.7,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "partial_rotary_factor": 0.5,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 64.0,
+                "beta_slow": 1.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+    ),
     "lfm2_moe": of("Lfm2Moe", LFM, num_dense_layers=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "llama4": of(
         "Llama4",

@@ -296,7 +296,8 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
-        *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "minimax", "muse_glimmer", "step3p5"),
+        *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "laguna", "minimax", "muse_glimmer"),
+        "step3p5",
         *("bloom", "mpt"),
         *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
         *("helium", "hyperclovax", "jais2", "olmo", "vaultgemma", "zamba2"),
@@ -349,6 +350,11 @@ VARIANTS |= {
     "gpt_bigcode with many heads of keys": ("gpt_bigcode", {"multi_query": False}),
     "hyperclovax without norms behind": ("hyperclovax", {"use_post_norm": False, "attention_multiplier": None}),
     "afmoe without factor": ("afmoe", {"mup_enabled": False, "num_dense_layers": 2, "attention_bias": False}),
+    "laguna with a gate for each element": (
+        "laguna",
+        {"gating": "per-element", "num_attention_heads_per_layer": None}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "bailing_moe_v2 with half of each head turning": (
         "bailing_moe_v2",
         {"rope_parameters": PARTIAL, "attention_bias": True},

@@ -339,3 +339,15 @@ def test_an_encoder_is_skipped_by_text_models_and_later_stages_alone(family: str
         edit_tensors(path, **{"model.aligner.fc9.weight": torch.ones(3)})
         with pytest.raises(CheckpointError, match=r"model\.aligner\.fc9\.weight is left over"):
             LoadedModel.open(Checkpoint.open(path), stages[0]).check_tensors()
+
+
+def test_laguna_as_transformers_names_it_in_memory_and_with_layers_without_experts_listed(tmp_path: Path) -> None:
+    path = make_checkpoint("laguna", tmp_path, mlp_layer_types=["dense", "dense", "sparse"])
+    expected, before = logits(path), "model.layers.2.mlp."
+    rename_tensors(path, f"{before}experts.e_score_correction_bias", f"{before}gate.e_score_correction_bias")
+    rename_tensors(path, f"{before}shared_expert.", f"{before}shared_experts.")
+    edit_config(path, remove=("mlp_layer_types",), mlp_only_layers=[0, 1], gating="per-head")
+    assert torch.equal(logits(path), expected)
+    edit_config(path, mlp_only_layers=[0, 3])
+    with pytest.raises(CheckpointError, match="mlp_only_layers .* expected a list of layers, which are 3"):
+        load(path)

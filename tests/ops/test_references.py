@@ -94,6 +94,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "gelu_tanh_and_mul": lambda x: tanh_gelu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
     "silu_times": lambda gate, x: x * gate / (1 + torch.exp(-gate)),
     "gated_by_sigmoid": lambda x, gate: x / (1 + torch.exp(-gate)),
+    "gated_by_softplus": lambda x, gate: x * torch.log1p(torch.exp(gate)),
     "multiplied": lambda x, y: y * x,
     "scaled": lambda x, factor: factor * x,
     "soft_capped": lambda x, cap: cap * (1 - 2 / (torch.exp(2 * x / cap) + 1)),

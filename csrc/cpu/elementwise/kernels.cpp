@@ -59,6 +59,8 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
       return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) {
         return div(x, add(all(1.0f), exponential(sub(zero(), gate))));
       });
+    case Function::gated_by_softplus:
+      return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) { return mul(x, softplus(gate)); });
     case Function::scaled:
       return map_rows<Element>(a, begin, end, [p = all(a.parameter)](Floats x, Floats) { return mul(x, p); });
     case Function::soft_capped:

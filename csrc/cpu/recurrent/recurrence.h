@@ -37,15 +37,6 @@ float scale_to_one(const Element* x, int dim) {
   return 1.0f / __builtin_sqrtf(squares + 1e-6f);
 }
 
-// log(1 + e^x) = max(x, 0) + log(1 + e), with e = e^-|x|; of the latter the series of 2 artanh(e / (2 + e)).
-inline Floats softplus(Floats x) {
-  const Floats e = exponential(sub(zero(), absolute(x)));
-  const Floats ratio = div(e, add(all(2.0f), e)), square = mul(ratio, ratio);
-  Floats series = all(2.0f / 15.0f);
-  for (int odd = 13; odd > 0; odd -= 2) series = fma(series, square, all(2.0f / static_cast<float>(odd)));
-  return fma(series, ratio, maximum(zero(), x));  // NaN stays
-}
-
 template <class Element>
 void read_key_decays(const Recurrence& a, const Element* steps, int head, const float* key, float* decays, float* faded) {
   const std::int64_t first = static_cast<std::int64_t>(head) * a.key_dim;

@@ -54,6 +54,7 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
         "add_rms_norm",
         "clamped_swiglu",
         "gated_by_sigmoid",
+        "gated_by_softplus",
         "gated_delta_rule",
         "gated_rms_norm",
         "gelu_tanh_and_mul",

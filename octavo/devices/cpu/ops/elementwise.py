@@ -13,7 +13,7 @@ from octavo.ops.registry import Implementation
 
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 _GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
-_MULTIPLIED, _XIELU, _CLAMPED = 11, 12, 13
+_MULTIPLIED, _XIELU, _CLAMPED, _GATED_BY_SOFTPLUS = 11, 12, 13, 14
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -113,6 +113,7 @@ IMPLEMENTATIONS = (
             (make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu),
             (make_of_two, _ADD, elementwise.add),
             (make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid),
+            (make_of_two, _GATED_BY_SOFTPLUS, elementwise.gated_by_softplus),
             (make_of_two, _SILU_AND_MUL, elementwise.silu_times),
             (make_of_two, _MULTIPLIED, elementwise.multiplied),
             (make_of_two, _XIELU, elementwise.xielu),

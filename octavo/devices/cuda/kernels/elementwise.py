@@ -32,6 +32,8 @@ def elementwise(
         result = gate * sigmoid(gate * first) * (up + 1.0)
     elif FUNCTION == "gated_by_sigmoid":
         result = a * sigmoid(b)
+    elif FUNCTION == "gated_by_softplus":
+        result = a * softplus(b)
     else:
         tl.static_assert(FUNCTION == "soft_capped")
         result = first * _tanh(a / first)
@@ -52,6 +54,16 @@ def sigmoid(x):
     """Return 1 / (1 + exp(-x)), with an exponential that does not overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x < 0.0, small, 1.0) / (1.0 + small)
+
+
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)), which is x from 20 on."""
+    grown = tl.exp(tl.minimum(x, 20.0))
+    above = 1.0 + grown
+    # log(1 + grown), whose rounding error in 1 + grown cancels
+    soft = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
+    return tl.where(x > 20.0, x, soft)
 
 
 @triton.jit

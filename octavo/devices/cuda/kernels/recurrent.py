@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.devices.cuda.kernels.elementwise import sigmoid
+from octavo.devices.cuda.kernels.elementwise import sigmoid, softplus
 
 
 @triton.jit
@@ -98,11 +98,7 @@ def short_convolution(
 @triton.jit
 def _softplus_within(raw, least, most):
     """Return softplus(raw) within limits."""
-    grown = tl.exp(tl.minimum(raw, 20.0))
-    above = 1.0 + grown
-    # log(1 + grown), whose rounding error in 1 + grown cancels
-    soft = tl.where(above == 1.0, grown, tl.log(above) * (grown / tl.where(above == 1.0, 1.0, above - 1.0)))
-    return tl.minimum(tl.maximum(tl.where(raw > 20.0, raw, soft), least), most)
+    return tl.minimum(tl.maximum(softplus(raw), least), most)
 
 
 @triton.jit(do_not_specialize=["table_stride", "repeats"])

@@ -54,7 +54,7 @@ def make_soft_capped(runtime: CudaRuntime) -> Callable[[Tensor, float], Tensor]:
 
 IMPLEMENTATIONS = (
     *(Implementation(name, "triton", partial(make_gated, name)) for name in _GATED),
-    Implementation("gated_by_sigmoid", "triton", partial(make_of_two, "gated_by_sigmoid")),
+    *(Implementation(name, "triton", partial(make_of_two, name)) for name in ("gated_by_sigmoid", "gated_by_softplus")),
     Implementation("silu_times", "triton", partial(make_of_two, "silu_and_mul")),
     Implementation("soft_capped", "triton", make_soft_capped),
 )
