@@ -111,7 +111,7 @@ class AdapterSlots:
         self._wrapped: set[str] = set()
         self._reader = AdapterReader(model, targets, self._experts, dtype, config.max_lora_rank)
         self._step = StepSlots(num_tokens, _widest(targets), device)
-        self._adapters: dict[str, Future[dict[str, PackedFactors]]] = {}
+        self._adapters: dict[str, Future[dict[str, PackedFactors] | str]] = {}
         self._adapted: Callable[[], AdaptedModel | None] = lambda: None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-adapters")
 
@@ -125,15 +125,21 @@ class AdapterSlots:
         """Have an adapter in memory. Returns an empty string when it is there, None while its files are read, and else
         why it cannot be used, until it is dropped."""
         if digest not in self._adapters:
-            self._adapters[digest] = self._thread.submit(self._reader.read, Path(folder), digest, self._slots)
+            self._adapters[digest] = self._thread.submit(self._read, Path(folder), digest)
         future = self._adapters[digest]
         if not future.done():
             return None
+        found = future.result()
+        return found if isinstance(found, str) else ""
+
+    def _read(self, folder: Path, digest: str) -> dict[str, PackedFactors] | str:
+        """Return an adapter, or why it cannot be used: an exception that is kept keeps all that has been read."""
         try:
-            future.result()
+            return self._reader.read(folder, digest, self._slots)
         except CheckpointError as error:
             return str(error)
-        return ""
+        except OSError as error:
+            return f"{folder}: cannot be read ({error}); mend that, and send the request again"
 
     def drop_adapter(self, digest: str) -> None:
         """Forget an adapter that no slot in use has."""
@@ -142,6 +148,7 @@ class AdapterSlots:
     def load_adapter(self, slot: int, digest: str) -> None:
         """Let a slot have an adapter that is in memory."""
         packed = self._adapters[digest].result()
+        assert not isinstance(packed, str), "only what can be used is loaded"
         for path, slots in self._slots.items():
             slots.set(slot, packed.get(path))
         bare = [each for each in packed if each in self._layers and each not in self._wrapped]

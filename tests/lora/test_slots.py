@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import tracemalloc
@@ -183,6 +184,37 @@ def test_files_that_are_damaged_or_have_changed_are_refused(base: Path, bare: Ad
     while (state := run.adapters.read_adapter(str(folder), "0" * 64)) is None:
         pass
     assert "have changed" in state
+
+
+def test_nothing_stays_of_an_adapter_that_is_refused(base: Path, bare: AdaptedRun, tmp_path: Path) -> None:
+    narrow = _pair("model.layers.0.self_attn.q_proj", (4, 31), (64, 4))
+    folder = edit(make_adapter(base, tmp_path / "x", ("q_proj",)), tensors=narrow, target_modules="any")
+    assert bare.read(folder)
+
+    def num_tensors() -> int:
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()  # the core's collector searches rarely
+    try:
+        before = num_tensors()
+        bare.adapters.drop_adapter(digest(folder))
+        assert bare.read(folder)
+        bare.adapters.drop_adapter(digest(folder))
+        assert num_tensors() == before
+    finally:
+        gc.enable()
+
+
+def test_a_disk_that_fails_refuses_an_adapter_and_ends_nothing(
+    base: Path, bare: AdaptedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> int:
+        raise OSError(5, "Input/output error")
+
+    folder = make_adapter(base, tmp_path / "x")
+    monkeypatch.setattr(adapter, "open_file", fail)
+    assert "cannot be read ([Errno 5] Input/output error)" in bare.read(folder)
 
 
 def test_files_that_change_while_they_are_read_are_used_as_they_were_digested(
