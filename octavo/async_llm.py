@@ -110,7 +110,8 @@ class AsyncLLM:
             raise
         client = await starting
         if client.ready.plan:
-            _log.info("%s", client.ready.plan)
+            num_replicas = config.replicas.data_parallel_size
+            _log.info("%s%s", f"each of {num_replicas} replicas: " if num_replicas > 1 else "", client.ready.plan)
         return cls(config, client, tokenizer, chat_template)
 
     @property

@@ -9,10 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
+from octavo.config.schema import EngineConfig, ReplicaConfig
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
@@ -310,3 +312,24 @@ async def test_chat_template_is_compiled_before_the_first_chat(
                     llm.render_chat([{"role": "user", "content": "a"}])
         finally:
             await llm.shutdown()
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "memory plan"), (2, "each of 2 replicas: memory plan")])
+async def test_the_log_says_whose_memory_plan_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, count: int, said: str
+) -> None:
+    caplog.set_level("INFO", "octavo")
+    byte_tokenizer(tmp_path)
+    config = msgspec.structs.replace(
+        engine_config(str(tmp_path)), replicas=ReplicaConfig(data_parallel_size=count, max_core_restarts=0)
+    )
+    monkeypatch.setattr("octavo.async_llm.configure", lambda args: config)
+    async with served_core(ScriptedCore([])) as client:
+        client.ready.plan = "memory plan"
+
+        async def start(_: EngineConfig) -> Replicas:
+            return Replicas([Replica(0, client)])
+
+        llm = await AsyncLLM.start_over(EngineArgs(), start)
+        await llm.shutdown()
+    assert said in caplog.messages

@@ -202,8 +202,8 @@ def _from_hugging_face(
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{asked}: is no file or directory, and no such model on {hub}; check the name, and if the model is "
-            f"private log in with `hf auth login` or set HF_TOKEN{near}"
+            f"{asked}: {hub} has no such model, and there is no such file or directory; check the name, and if the "
+            f"model is private log in with `hf auth login` or set HF_TOKEN{near}"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(
@@ -213,8 +213,8 @@ def _from_hugging_face(
         if offline is not None:
             raise _offline(asked, hub, offline) from error
         raise CheckpointError(
-            f"{asked}: is no file or directory, {hub} cannot be reached, and the model is not (wholly) in the local "
-            f"cache; check the connection, or give the path of a file or directory{near}"
+            f"{asked}: {hub} cannot be reached, and there is no such file or directory and no complete download of "
+            f"such a model; check the connection, or give the path of a file or directory{near}"
         ) from error
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
@@ -232,8 +232,8 @@ def _from_hugging_face(
 
 def _offline(asked: str, hub: str, variable: str) -> CheckpointError:
     return CheckpointError(
-        f"{asked}: is no file or directory, {variable} is set, so {hub} is not asked, and the model is not (wholly) "
-        f"in the local cache; unset {variable} to download it, or give the path of a file or directory"
+        f"{asked}: {hub} is not asked, because {variable} is set, and there is no such file or directory and no "
+        f"complete download of such a model; unset {variable} to download it, or give the path of a file or directory"
     )
 
 

@@ -120,8 +120,12 @@ def test_the_cache_is_enough_when_the_hub_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "revision", "message"),
     [
-        ("someone/else", None, "is no file or directory, and no such model .*HF_TOKEN$"),
-        ("octavo_tiny", None, r"no such model .*; did you mean octavo-tiny\?$"),
+        (
+            "someone/else",
+            None,
+            "^someone/else: .* has no such model, and there is no such file .*HF_TOKEN$",
+        ),
+        ("octavo_tiny", None, r"no such model.*; did you mean octavo-tiny\?$"),
         ("someone/both", "v2", "someone/both at revision v2: .* not this revision"),
         ("someone/gated", None, "accept them on its page"),
     ],
@@ -136,7 +140,7 @@ def test_what_the_hub_refuses_is_said_plainly(
 def test_an_unreachable_hub_is_said_plainly(tmp_path: Path) -> None:
     with serve_hub(FakeHub({})) as hub:
         gone = hub.address
-    with pytest.raises(CheckpointError, match="is no file or directory, .* cannot be reached, and the model is not"):
+    with pytest.raises(CheckpointError, match="^someone/both: .* cannot be reached, and there is no such file"):
         locate("someone/both", endpoint=gone, cache_dir=tmp_path)
     with pytest.raises(CheckpointError, match=r"cannot be reached, .*; did you mean octavo-tiny\?$"):
         locate("octavo-tinny", endpoint=gone, cache_dir=tmp_path)
