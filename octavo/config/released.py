@@ -28,6 +28,8 @@ _SAME: Final = {
     "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
 }
 """Architectures of releases, with transformers' names of the same, and of their `model_type`."""
+_NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
+"""Architectures of Nemotron Nano that read images, whose text models are in `llm_config`."""
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
@@ -91,6 +93,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return {**config, "architectures": [found[0]], "model_type": found[1]}
     if first in INTERN and "llm_config" in config:
         return intern_layout(config, where)
+    if only in _NEMOTRON and isinstance(config.get("llm_config"), Mapping):
+        return {"text_config": config["llm_config"], **{name: config[name] for name in config if name != "llm_config"}}
     if only in RELEASED:
         return kimi_layout(config, where)
     if only == ERNIE_VL and "im_patch_id" in config:

@@ -215,6 +215,10 @@ class NemotronHForCausalLM(HybridDecoder):
 
         DecoderStack.__init__(self, c, mesh, layer)
 
+    def own_name(self, name: str) -> str:
+        # of Nemotron 3 Nano Omni and Nemotron Nano VL
+        return super().own_name(name.removeprefix("language_model."))
+
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
         c.expect("mamba_hidden_act", "silu", default="silu")

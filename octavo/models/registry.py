@@ -19,7 +19,14 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fallback.library import INSTALL, find_class, library_version
 
-_TEXT_ALONE: Final = frozenset({"Step3p7ForConditionalGeneration"})
+_TEXT_ALONE: Final = frozenset(
+    {
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        "NemotronH_Nano_VL_V2",
+        "NemotronH_Omni_Reasoning_V3",
+        "Step3p7ForConditionalGeneration",
+    }
+)
 """Architectures whose images and sounds are not read."""
 _AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""

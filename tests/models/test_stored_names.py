@@ -14,7 +14,14 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
-from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_layout_with_images
+from tests.fakes.checkpoints import (
+    edit_config,
+    edit_tensors,
+    family_config,
+    make_checkpoint,
+    rename_tensors,
+    to_layout_with_images,
+)
 from tests.fakes.vision import make_vision_checkpoint
 from tests.models.paged_run import load, logits_of
 
@@ -351,3 +358,32 @@ def test_laguna_as_transformers_names_it_in_memory_and_with_layers_without_exper
     edit_config(path, mlp_only_layers=[0, 3])
     with pytest.raises(CheckpointError, match="mlp_only_layers .* expected a list of layers, which are 3"):
         load(path)
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_the_text_model_of_nemotron_3_nano_omni(is_released: bool, tmp_path: Path) -> None:
+    """transformers writes the released names; the released config has the text model in llm_config."""
+    import transformers
+
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4, "max_img_size": 32}
+    config = transformers.NemotronH_Omni_Reasoning_V3_Config(
+        text_config=family_config("nemotron_h").to_dict(),
+        vision_config={**vision, "video_temporal_patch_size": 2},
+        vision_hidden_size=16,
+        projector_hidden_size=8,
+    )
+    torch.manual_seed(0)
+    model = transformers.NemotronH_Omni_Reasoning_V3(config).eval()
+    for parameter in model.language_model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    if is_released:
+        name, text = (
+            "NemotronH_Nano_Omni_Reasoning_V3",
+            json.loads((tmp_path / "config.json").read_text())["text_config"],
+        )
+        edit_config(tmp_path, ("text_config",), architectures=[name], model_type=name, llm_config=text)
+        edit_tensors(tmp_path, **{"sound_projection.norm.weight": torch.ones(3)})
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([[5, 9, 77, 30]])).logits[0]
+    torch.testing.assert_close(logits(tmp_path), expected, rtol=1e-5, atol=1e-5)
