@@ -25,8 +25,14 @@ def root_digest(cache_key: CacheKey) -> bytes:
 
 
 def encoding_names(cache_key: CacheKey, num_blocks: int) -> tuple[bytes, ...]:
-    """Return the names of the blocks that hold the encoder's output for what all placeholders of a prompt stand for."""
-    named = sha256(root_digest(cache_key) + b"".join(each.digest for each in cache_key.placeholders)).digest()
+    """Return the names of the blocks that hold the encoder's output for what all placeholders of a prompt stand for.
+
+    Outputs of neighbours stand side by side, each other one begins a block (`core.media.views_of`).
+    """
+    named, behind = root_digest(cache_key), -1
+    for each in cache_key.placeholders:
+        named = sha256(named + each.digest + bytes([each.offset == behind])).digest()
+        behind = each.offset + each.length
     return tuple(named[:28] + number.to_bytes(4, "big") for number in range(num_blocks))
 
 

@@ -283,6 +283,16 @@ def test_neighbours_are_seen_together_and_others_hide_those_before_them(tmp_path
         assert logits[first:-1].argmax(-1).tolist() == ids[first + 1 :]
 
 
+def test_images_apart_are_not_taken_from_the_cache_of_neighbours(tmp_path: Path) -> None:
+    """Their encodings stand in other places of the same blocks."""
+    path, seen = make_vision_checkpoint("mllama", tmp_path), [image(1), image(2)]
+    texts = ["w1 <image> w2 <image> w3", "w1 <image> <image> w2 w3"]
+    prompts: list[Any] = [{"prompt": each, "multi_modal_data": {"image": seen}} for each in texts]
+    expected = [bits(generate(path, [each])) for each in prompts]
+    with LLM(str(path), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
+        assert [bits(llm.generate([each], PARAMS)) for each in prompts + prompts] == expected * 2
+
+
 def test_more_images_than_caches_have_room_for_are_refused(tmp_path: Path) -> None:
     path = make_vision_checkpoint("mllama", tmp_path)
     given = {"prompt": "<image> " * 5, "multi_modal_data": {"image": [image(0)] * 5}}
