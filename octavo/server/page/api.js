@@ -25,7 +25,7 @@ export async function ask(path, { body, signal } = {}) {
   const headers = { ...(body && { "Content-Type": "application/json" }), ...(keyOf() && { Authorization: `Bearer ${keyOf()}` }) };
   const options = { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store" };
   const response = await fetch(urlOf(path), options).catch((error) => {
-    throw error instanceof TypeError ? new Error("the server does not respond; does it run?", { cause: error }) : error;
+    throw error instanceof TypeError ? new Error("the server does not respond; is it running?", { cause: error }) : error;
   });
   if (response.ok) return response;
   const failure = new ApiFailure(response.status, (await response.json().catch(() => null))?.error);

@@ -17,7 +17,9 @@ function setTheme(theme) {
 
 async function askForKey(failure) {
   const dialog = byId("key-dialog");
-  byId("key-reason").textContent = failure && keyOf() ? failure.message : "";
+  const isWrong = failure && keyOf();
+  byId("key-reason").textContent = !isWrong ? "" : failure.code === "invalid_api_key" ? "The server does not accept this key." : failure.message;
+  byId("forget").hidden = !keyOf();
   byId("key").value = "";
   if (!dialog.open) dialog.showModal();
   dialog.returnValue = "";

@@ -231,7 +231,7 @@ def test_esc_closes_the_settings_of_a_narrow_screen_and_stops_nothing(page: Brow
     ("stream", "message"),
     [
         ("new Response('data: {}\\n\\n')", "the connection to the server was lost before the end"),
-        ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not respond; does it run?"),
+        ("Promise.reject(new TypeError('Failed to fetch'))", "the server does not respond; is it running?"),
     ],
 )
 def test_a_lost_connection_is_said_in_words(page: Browser, stream: str, message: str) -> None:
@@ -410,6 +410,14 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: C
     server = start(entries("a, rights: [observe]", "b"))
     browser.open(f"{server.url}/")
     browser.wait("document.getElementById('key-dialog').open")
+    assert browser.run("document.getElementById('forget').hidden")
+    reason = "document.getElementById('key-reason').textContent"
+    assert browser.run(reason) == ""
+    browser.click("#key")
+    browser.write("no-key")
+    browser.press("Enter")
+    assert browser.wait(reason) == "The server does not accept this key."
+    assert not browser.run("document.getElementById('forget').hidden")
     browser.click("#key")
     browser.write("a-key")
     browser.press("Enter")
