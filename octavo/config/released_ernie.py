@@ -33,7 +33,8 @@ def ernie_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     text |= {"moe_num_experts": experts[0], "mlp_layer_types": kinds, "model_type": "ernie4_5_vl_moe_text"}
     text["moe_num_shared_experts"] = section.count("moe_num_shared_experts", 0)
     num_time = section.positive("freq_allocation", 20)
-    pairs = section.positive("head_dim", text["hidden_size"] // section.positive("num_attention_heads")) // 2
+    width = section.positive("hidden_size") // section.positive("num_attention_heads")
+    pairs = section.positive("head_dim", width) // 2
     sides = (pairs - num_time) // 2
     text["rope_parameters"] = {
         "rope_type": "default",

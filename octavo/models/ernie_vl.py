@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import LARGEST_SIZE
 from octavo.distributed.mesh import Mesh
 from octavo.layers.experts import Experts, StoredExperts
 from octavo.layers.layer import TensorSlot
@@ -128,11 +129,8 @@ class Ernie4_5_VLMoeForCausalLM(GatedDecoder):  # noqa: N801
         c.refuse("use_bias", because="experts with biases are not implemented")
         c.expect("moe_norm_min", 1e-12)
         widths: Any = c.values.get("moe_intermediate_size", [1536, 512])
-        if (
-            not isinstance(widths, list)
-            or len(widths) != 2
-            or any(type(each) is not int or each < 1 for each in widths)
-        ):
+        are_sizes = isinstance(widths, list) and all(type(each) is int and 0 < each <= LARGEST_SIZE for each in widths)
+        if not are_sizes or len(widths) != 2:
             raise c.error("moe_intermediate_size", "two widths, of experts for text and of those for images")
         mixture = Mixture(
             experts=c.positive("moe_num_experts", 64),

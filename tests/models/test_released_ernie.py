@@ -100,7 +100,10 @@ def test_images_are_between_the_tokens_that_begin_and_end_one(path: Path) -> Non
         ({"moe_num_experts": 4}, "moe_num_experts is 4, expected two integers", CheckpointError),
         ({"rope_3d": False}, "rope_3d is false, expected true", UnsupportedModel),
         ({"moe_intermediate_size": [24]}, "moe_intermediate_size is .*, expected two widths", CheckpointError),
+        ({"moe_intermediate_size": [24, 10**19]}, "moe_intermediate_size is .*, expected two widths", CheckpointError),
         ({"freq_allocation": 3}, "mrope_section", CheckpointError),
+        ({"hidden_size": None}, "hidden_size is .*, expected an integer", CheckpointError),
+        ({"hidden_size": "32"}, 'hidden_size is "32", expected an integer', CheckpointError),
     ],
 )
 def test_sizes_that_no_release_has_are_refused(
