@@ -88,6 +88,23 @@ class LMHead(PreparedLayer):
             yield self.slot(held, path, self.share.total, own.fill, own.parts)
 
 
+class TokenBias(Layer):
+    """Adds a stored number to the score of each of this rank's tokens."""
+
+    def __init__(self, vocab_size: int, mesh: Mesh | None = None) -> None:
+        super().__init__()
+        self.share = VocabularyShare.of(vocab_size, mesh or Mesh.single())
+        self.bias = nn.Parameter(torch.empty(self.share.room), requires_grad=False)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """logits float32 [rows, room] → [rows, room]."""
+        return logits + self.bias.float()
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the numbers."""
+        yield self.share.slot(f"{path}.bias", (), partial(self.hold, "bias"))
+
+
 class TiedEmbedding(LMHead):
     """A table [rows, dim] that is read by row and multiplied by the head, kept once in the form that computes best."""
 

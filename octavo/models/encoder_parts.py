@@ -16,11 +16,13 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.disentangled import DisentangledScores, RelativePlaces
 from octavo.layers.distance import DistanceBiases
 from octavo.layers.elementwise import activation
+from octavo.layers.embedding import TokenBias
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear, joined_linear
-from octavo.models.blocks import GatedMLP, RotaryAttention
-from octavo.models.config import DecoderConfig, even_share
+from octavo.layers.rope import Rope
+from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention
+from octavo.models.config import KINDS, DecoderConfig, even_share
+from octavo.models.ropes import read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,16 @@ class DisentangledAttention(RotaryAttention):
         return self.o_proj(self.scored.among((q, k, v), (place_q, place_k), rows, batch))
 
 
+class PreNormLayer(GatedLayer):
+    """Attention and MLP, each behind a norm, but for the first layer's attention, which reads the stream."""
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        if residual is not None:
+            return super().forward(x, residual, batch)
+        normed, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), x)
+        return self.mlp(normed), residual
+
+
 class LabelHead(nn.Module):
     """The scores of the labels alone."""
 
@@ -91,18 +103,6 @@ class ClassifierHead(LabelHead):
         """x [rows, hidden] → [rows, labels]."""
         x = self._act(self.dense(x))
         return super().forward(x if self.norm is None else self.norm(x))
-
-
-class TokenBias(Layer):
-    """Adds a stored number to the score of each token."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.empty(vocab_size), requires_grad=False)
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """logits float32 [rows, vocab] → [rows, vocab]."""
-        return logits + self.bias.float()
 
 
 class MaskedHead(nn.Module):
@@ -149,3 +149,22 @@ class UpGateMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         return self.down_proj(self.up_gate_proj(x))
+
+
+def modern_windows(c: Checkpoint, window: int) -> tuple[int | None, ...]:
+    """Return the window of each layer of ModernBERT, None for all tokens: every third layer sees these unless the
+    config says otherwise. Raises CheckpointError."""
+    num_layers, every = c.positive("num_hidden_layers"), c.positive("global_attn_every_n_layers", 3)
+    kinds = c.values.get("layer_types") or [KINDS[layer % every > 0] for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in KINDS for kind in kinds):
+        raise c.error("layer_types", f"{' or '.join(KINDS)} for each of {num_layers} layers")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def modern_ropes(c: Checkpoint, head_dim: int, windows: Sequence[int | None]) -> tuple[Rope, ...]:
+    """Return the rotation of each layer of ModernBERT; older configs state both bases beside each other."""
+    if c.has_ropes_by_kind():
+        return tuple(read_rope(c, head_dim, kind=KINDS[window is not None]) for window in windows)
+    of_all, local = c.positive_float("global_rope_theta", 160_000.0), c.positive_float("local_rope_theta", 10_000.0)
+    rope = read_rope(c, head_dim)
+    return tuple(replace(rope, theta=of_all if window is None else local) for window in windows)

@@ -22,9 +22,7 @@ from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.bert_encoder import BertEncoder, Encoder
-from octavo.models.blocks import GatedLayer
-from octavo.models.config import KINDS
-from octavo.models.encoder_parts import EncoderConfig, UpGateMLP
+from octavo.models.encoder_parts import EncoderConfig, PreNormLayer, UpGateMLP, modern_ropes, modern_windows
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import Mixture
 from octavo.ops.experts import RouterRule
@@ -236,16 +234,6 @@ class GteModel(BertEncoder):
         return replace(config, rope=read_rope(c, config.heads.dim))
 
 
-class PreNormLayer(GatedLayer):
-    """Attention and MLP, each behind a norm, but for the first layer's attention, which reads the stream."""
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        if residual is not None:
-            return super().forward(x, residual, batch)
-        normed, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), x)
-        return self.mlp(normed), residual
-
-
 class ModernBertModel(Encoder):
     """ModernBERT: rotations, and in two of three layers a window to both sides. Source:
     https://arxiv.org/abs/2412.13663."""
@@ -267,14 +255,7 @@ class ModernBertModel(Encoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> EncoderConfig:
-        num_layers = c.positive("num_hidden_layers")
-        every, half = c.positive("global_attn_every_n_layers", 3), c.positive("local_attention", 128) // 2
-        kinds = c.values.get("layer_types") or [
-            "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
-        ]
-        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in KINDS for kind in kinds):
-            raise c.error("layer_types", f"{' or '.join(KINDS)} for each of {num_layers} layers")
-        windows = tuple(half + 1 if kind == "sliding_attention" else None for kind in kinds)
+        windows = modern_windows(c, c.positive("local_attention", 128) // 2 + 1)
         config = EncoderConfig.encoder(
             c,
             norm=partial(LayerNorm, bias=c.bool("norm_bias", False)),
@@ -290,21 +271,8 @@ class ModernBertModel(Encoder):
             head_bias=c.bool("classifier_bias", False),
             is_head_normed=True,
         )
-        dim = config.heads.dim
-        return replace(config, ropes=tuple(_rope(c, dim, is_local=window is not None) for window in windows))
+        return replace(config, ropes=modern_ropes(c, config.heads.dim, windows))
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         del self.layers["0"].input_layernorm
-
-
-def _rope(c: Checkpoint, head_dim: int, *, is_local: bool) -> Rope:
-    """Return the rotation of a layer; older configs state the bases of both kinds beside each other."""
-    kind, old, theta = (
-        ("sliding_attention", "local_rope_theta", 10_000.0)
-        if is_local
-        else ("full_attention", "global_rope_theta", 160_000.0)
-    )
-    if c.has_ropes_by_kind():
-        return read_rope(c, head_dim, kind=kind)
-    return Rope(head_dim, c.positive_float(old, theta))

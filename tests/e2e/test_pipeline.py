@@ -37,6 +37,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 20, "head_dim": 16, **WIDE}),
     "gpt2": ("gpt2", {}),
     "nemotron-nas": ("nemotron-nas", {"hidden_size": 64, "num_hidden_layers": 5}),
+    "modernbert-decoder": ("modernbert-decoder", WIDE),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
 }

@@ -96,6 +96,7 @@ FAMILIES = {
         residual_multiplier=0.22,
         logits_scaling=6.0,
     ),
+    "modernbert-decoder": of("ModernBertDecoder", num_hidden_layers=4, local_attention=14),
     "ministral": of("Ministral", WINDOWS_IN_TWO, num_key_value_heads=2, head_dim=8),
     "ministral3": of(
         "Ministral3",

@@ -297,6 +297,7 @@ VARIANTS |= {
     for family in (
         *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
         *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "laguna", "minimax", "muse_glimmer"),
+        "modernbert-decoder",
         "step3p5",
         *("bloom", "mpt"),
         *("exaone", "falcon", "codegen", "gpt_bigcode", "gpt_neo", "gptj"),
@@ -355,6 +356,12 @@ VARIANTS |= {
         {"gating": "per-element", "num_attention_heads_per_layer": None}
         | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "modernbert-decoder with biases and a head of its own": (
+        "modernbert-decoder",
+        dict.fromkeys(("attention_bias", "classifier_bias", "mlp_bias", "norm_bias"), True)
+        | {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+    ),
+    "modernbert-decoder without biases": ("modernbert-decoder", {"decoder_bias": False}),
     "bailing_moe_v2 with half of each head turning": (
         "bailing_moe_v2",
         {"rope_parameters": PARTIAL, "attention_bias": True},
