@@ -21,15 +21,17 @@ from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCo
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt, PromptLike
-from octavo.core.request_limits import check_logprob_entries, check_pooled_values, checked_ttl_s
+from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
+from octavo.engine.input_turns import PROMPTS_OF_TURN, InputTurns
 from octavo.engine.metrics import Metrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, in_turns
+from octavo.engine.pause import check_mode
 from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
@@ -41,11 +43,8 @@ from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 if TYPE_CHECKING:
     from octavo.async_llm_engine import AsyncLLMEngine
 
-_PROMPTS_OF_TURN: Final = 16
-"""Prompts of one request that are processed before whatever else waits for the loop."""
-
-_READ_POLL_S: Final = 0.02
-"""How often cores are asked whether they have read an adapter."""
+_POLL_S: Final = 0.02
+"""How often cores are asked whether they have read an adapter, or whether a pause is complete."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class AsyncLLM:
         self._client = client
         self.input_setup = InputSetup.of(config, client.ready)
         self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
-        self._turn = asyncio.Lock()
+        self._turns = InputTurns(self.input)
         self._updating = asyncio.Lock()
         self._weight_folder: WeightFolder | None = None
         interval = config.scheduler.stream_interval
@@ -183,7 +182,7 @@ class AsyncLLM:
             options = msgspec.structs.replace(options, lora_request=adapter)
         read = [Prompt.read(prompt) for prompt in prompts]
         params = self.default_sampling_params() if sampling_params is None else sampling_params
-        requests = await self._requests(list(zip(request_ids, read, strict=True)), params, options)
+        requests = await self._turns.requests(list(zip(request_ids, read, strict=True)), params, options)
         reader = Reader(direct)
         in_use = ExitStack()
         await self._open(requests, read, reader)
@@ -195,7 +194,7 @@ class AsyncLLM:
                 for number, (index, output) in enumerate(reader.changed(), 1):
                     if output is not None:
                         yield index, output
-                    if number % _PROMPTS_OF_TURN == 0:
+                    if number % PROMPTS_OF_TURN == 0:
                         await asyncio.sleep(0)
                 if reader.open and self._dead.done():
                     raise self._dead.result()
@@ -203,35 +202,6 @@ class AsyncLLM:
             in_use.close()
             # the id of one that is finished may be another request's by now
             await self.abort([request_ids[index] for index in reader.open])
-
-    async def _requests(
-        self,
-        prompts: list[tuple[str, Prompt]],
-        params: SamplingParams | PoolingParams,
-        options: RequestOptions | None,
-    ) -> list[EngineCoreRequest]:
-        """Make the requests of prompts and their ids, whose answers together are within the limits: in a thread where
-        it takes long to tokenise some, else a few at a time, so that one with many does not block the others."""
-
-        def process(turn: list[tuple[str, Prompt]]) -> list[EngineCoreRequest]:
-            return [self.input.process(request_id, prompt, params, options) for request_id, prompt in turn]
-
-        requests: list[EngineCoreRequest] = []
-        for start in range(0, len(prompts), _PROMPTS_OF_TURN):
-            turn = prompts[start : start + _PROMPTS_OF_TURN]
-            if sum(len(each.text or "") for _, each in turn if each.token_ids is None) >= LONG_TEXT_CHARS:
-                requests += await asyncio.to_thread(process, turn)
-                continue
-            async with self._turn:
-                if start:
-                    await asyncio.sleep(0)
-                requests += process(turn)
-        num_listed = requests[0].params.prompt_logprobs if requests else None
-        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
-        if (pooling := self.input.vectors.config) is not None:
-            vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
-            check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
-        return requests
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; each reader gets a last output with finish reason "abort".
@@ -259,7 +229,7 @@ class AsyncLLM:
         InvalidRequest."""
         found = await self.resolved(adapter)
         while (error := await self.call("read_adapter", *msgspec.structs.astuple(found))) is None:
-            await asyncio.sleep(_READ_POLL_S)
+            await asyncio.sleep(_POLL_S)
         if error:
             raise InvalidRequest(f"the adapter {found.lora_name} cannot be used: {error}", field="lora_path")
         return found
@@ -277,6 +247,27 @@ class AsyncLLM:
     ) -> bool:
         """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt, lora_request)))
+
+    async def is_paused(self) -> bool:
+        """Return whether a pause holds requests back."""
+        return bool(await self.call("is_paused"))
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Hold all requests back until `resume_generation`; new ones wait. Returns when nothing runs any more.
+
+        mode: "abort" ends open requests with the finish reason "abort", "wait" lets those that have begun end first,
+        and "keep" lets them go on afterwards. clear_cache: forget cached prefixes and pins, and compute again what is
+        kept; requests draw the same tokens either way. Raises InvalidRequest.
+        """
+        check_mode(mode)
+        is_complete = await self.call("pause", mode, bool(clear_cache))
+        while not is_complete:
+            await asyncio.sleep(_POLL_S)
+            is_complete = await self.call("pause_is_complete")
+
+    async def resume_generation(self) -> None:
+        """Let requests go on after `pause_generation`. Without a pause nothing happens."""
+        await self.call("resume")
 
     async def is_sleeping(self) -> bool:
         """Return whether the engine has neither weights nor KV cache."""
@@ -352,7 +343,7 @@ class AsyncLLM:
         try:
             for request, prompt in zip(requests, prompts, strict=True):
                 opened.append(self._output.add(request, prompt.text))
-                if len(opened) % _PROMPTS_OF_TURN == 0:
+                if len(opened) % PROMPTS_OF_TURN == 0:
                     await asyncio.sleep(0)
             if self._dead.done():
                 raise self._dead.result()

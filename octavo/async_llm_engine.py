@@ -85,6 +85,18 @@ class AsyncLLMEngine:
         """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""
         return await (await self.start()).reset_prefix_cache()
 
+    async def is_paused(self) -> bool:
+        """Return whether a pause holds requests back."""
+        return await (await self.start()).is_paused()
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Hold all requests back until `resume_generation`, as `AsyncLLM.pause_generation` does."""
+        await (await self.start()).pause_generation(mode=mode, clear_cache=clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Let requests go on after `pause_generation`."""
+        await (await self.start()).resume_generation()
+
     async def is_sleeping(self) -> bool:
         """Return whether the engine has neither weights nor KV cache."""
         return await (await self.start()).is_sleeping()

@@ -104,6 +104,10 @@ async def test_an_engine_sleeps_and_takes_other_weights(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(AsyncLLM, "start", start)
     engine = AsyncLLMEngine(AsyncEngineArgs())
+    await engine.pause_generation(mode="wait", clear_cache=False)
+    assert await engine.is_paused()
+    await engine.resume_generation()
+    assert not await engine.is_paused()
     await engine.sleep(2)
     assert await engine.is_sleeping()
     await engine.wake_up(["weights"])

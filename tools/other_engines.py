@@ -64,10 +64,11 @@ read from prompts as the examples write them.
 | `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
 | `Histogram` | `RequestOutput.metrics` | the times of a request; `GET /metrics` of a server has histograms |
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
+| `llm.pause_generation`, `POST /pause` | the same | new requests wait in every mode ([recipe](weights.md#pauses)) |
 | `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
 | `KVEventsConfig` | `GET /kv/events` | a stream of events |
 
-Not there: pausing (`/pause`, `pause_generation`), transfer of weights over NCCL, the WebSocket `/v1/realtime`,
+Not there: transfer of weights over NCCL, the WebSocket `/v1/realtime`,
 `/v1/chat/completions/batch`, `/inference/v1/generate`, vectors as parts of messages, late chunking, profiling, sharded
 checkpoints, replay of traces, and logits processors that programs bring.
 """

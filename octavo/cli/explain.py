@@ -70,7 +70,7 @@ def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]
 
     Ranks are asked one after the other, in this process and without the others. Raises ConfigError.
     """
-    from octavo.engine.engine_core import agreed
+    from octavo.engine.core_start import agreed
     from octavo.worker.worker import Worker
 
     num_ranks = config.device.num_ranks

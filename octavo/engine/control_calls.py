@@ -22,6 +22,7 @@ from octavo.errors import EngineDeadError, RequestFailed
 NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
 _OF_WEIGHTS: Final = ("sleep", "wake_up", "update_weights")
+_OF_PAUSES: Final = ("pause", "resume", "sleep", "wake_up")
 
 
 Replies = list[tuple[int, Any]]
@@ -113,20 +114,22 @@ class CallingClient:
 
 
 class LastingCalls:
-    """What calls have set: pins that have not ended, other weights, and sleep."""
+    """What calls have set: pins that have not ended, other weights, sleep, and a pause."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[Any, ...], float] = {}
         self._weights: list[Any] | None = None
         """The arguments of the last update, in a list of its own for each."""
         self._sleeps = False
+        self._paused: list[Any] | None = None
+        """The arguments of the pause that is on."""
         self._in_progress: list[tuple[str, tuple[Any, ...]]] = []
         self._started_with: dict[int, list[Any] | None] = {}
 
     @contextmanager
     def begun(self, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
         """Inside, a call is in progress: a core that is started meanwhile gets it, too."""
-        if method not in _OF_WEIGHTS:
+        if method not in _OF_WEIGHTS + _OF_PAUSES:
             yield
             return
         call = method, arguments
@@ -138,6 +141,7 @@ class LastingCalls:
 
     def note(self, method: str, arguments: tuple[Any, ...], result: Any) -> None:
         """Note a control call that was made."""
+        self._paused = self._pause_after(method, arguments, self._paused)
         match method, arguments:
             case "pin_prefix", (token_ids, ttl_s, *key):
                 now = time.monotonic()
@@ -147,11 +151,18 @@ class LastingCalls:
                 self._until.pop((tuple(token_ids), *key), None)
             case "reset_prefix_cache", _ if result:
                 self._until.clear()
+            case "pause", (_, True):  # which forgets them, at once or soon
+                self._until.clear()
             case method, _ if method in _OF_WEIGHTS:
                 self._until.clear()
                 self._sleeps = method == "sleep"
                 if method == "update_weights":
                     self._weights = list(arguments)
+
+    @staticmethod
+    def _pause_after(method: str, arguments: Iterable[Any], before: list[Any] | None) -> list[Any] | None:
+        """Return the arguments of the pause that is on after a call, from those before it."""
+        return list(arguments) if method == "pause" else None if method in _OF_PAUSES else before
 
     async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...]) -> Replies:
         """Make a call with `call`, which sends it to all replicas that are ready; return the replies. A core that is
@@ -182,15 +193,24 @@ class LastingCalls:
         self._started_with[number] = self._weights
         return config if self._weights is None else config.with_weights(self._weights[0])
 
+    def send_to(self, number: int, send: Callable[[Call], None]) -> None:
+        """Send the calls of `calls`."""
+        for call in self.calls(number):
+            send(call)
+
     def calls(self, number: int) -> Iterator[Call]:
         """Yield the calls that the core of a replica gets when it has started."""
-        weights, sleeps = self._weights, self._sleeps
+        weights, sleeps, paused = self._weights, self._sleeps, self._paused
         for method, arguments in self._in_progress:
-            weights, sleeps = list(arguments) if method == "update_weights" else weights, method == "sleep"
+            paused = self._pause_after(method, arguments, paused)
+            if method in _OF_WEIGHTS:
+                weights, sleeps = list(arguments) if method == "update_weights" else weights, method == "sleep"
         if weights is not None and weights is not self._started_with.get(number):
             yield Call(NOT_WAITED_FOR, "update_weights", weights)
         if sleeps:
             yield Call(NOT_WAITED_FOR, "sleep", [])
+        if paused is not None:
+            yield Call(NOT_WAITED_FOR, "pause", paused)
         now = time.monotonic()
         for (token_ids, *key), until in self._until.items():
             if until > now:
@@ -203,9 +223,9 @@ def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
     match method:
         case "stats":
             return msgspec.to_builtins(reduce(add, msgspec.convert(results, list[SchedulerStats])))
-        case "reset_prefix_cache":
+        case "reset_prefix_cache" | "pause" | "pause_is_complete":
             return all(results)
-        case "unpin_prefix" | "is_sleeping":
+        case "unpin_prefix" | "is_sleeping" | "is_paused":
             return any(results)
         case "pin_prefix":
             return min(results, key=lambda pinned: (pinned["num_tokens"], pinned["num_cached_tokens"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -86,6 +87,22 @@ class ProcessClient(CallingClient):
             writer.close()
             raise
         return cls(reader, writer, message, core, name)
+
+    @classmethod
+    async def start_all(cls, configs: Sequence[EngineConfig], core: SpawnedCore | None = None) -> list[ProcessClient]:
+        """Start several cores at once, the first in the process `core`. Raises what one of them raised, when the others
+        have ended."""
+        starting = [
+            asyncio.ensure_future(cls.start(each, core if number == 0 else None)) for number, each in enumerate(configs)
+        ]
+        try:
+            return await asyncio.gather(*starting)
+        except BaseException:
+            for each in starting:
+                each.cancel()
+            ended = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(each.shutdown() for each in ended if isinstance(each, ProcessClient)))
+            raise
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when the core has died, EngineUnresponsiveError when it is stopped or hung."""

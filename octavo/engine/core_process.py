@@ -119,8 +119,8 @@ class CoreServer:
             if core.has_unfinished() or Wake() in messages:
                 was_busy = has_memory_to_release = True
                 step = core.step()
-                # during a sleep no other step may follow soon
-                if step.outputs or core.sleep.is_on or time.monotonic() - last_sent > STATS_INTERVAL_S:
+                # during a sleep or a pause no other step may follow soon
+                if step.outputs or core.is_still or time.monotonic() - last_sent > STATS_INTERVAL_S:
                     self.send(step)
                     last_sent = time.monotonic()
             elif was_busy:

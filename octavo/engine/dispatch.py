@@ -88,6 +88,7 @@ class Dispatch:
         self._depth = depth
         self._waiting: deque[list[Sent]] = deque()
         self._stopped: set[str] = set()
+        self._aborting: list[Sent] = []
 
     @property
     def is_any_ready(self) -> bool:
@@ -240,6 +241,15 @@ class Dispatch:
                 self.end(sent.request_id)
                 outputs.append(EngineCoreOutput.failed(sent.request_id, error))
         return outputs
+
+    def note_pause(self, mode: str) -> None:
+        """Note which requests a pause that begins is to end."""
+        self._aborting = list(self.sent.values()) if mode == "abort" else []
+
+    def take_aborting(self) -> list[str]:
+        """Return, once, those that no core has ended: they waited for one, or were on their way to another."""
+        aborting, self._aborting = self._aborting, []
+        return [each.request_id for each in aborting if self._is_open(each)]
 
     def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
         """Forget a request that is not run again; return its last output."""

@@ -13,8 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from octavo.config.explain import MemoryPlan
-from octavo.config.schema import EngineConfig, ModelConfig, SpeculativeConfig
+from octavo.config.schema import EngineConfig, SpeculativeConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
@@ -25,6 +24,8 @@ from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
+from octavo.engine.core_start import fitting_max_model_len, loaded, try_encoders
+from octavo.engine.pause import Pause
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep
 from octavo.engine.timed_scheduler import TimedScheduler
@@ -33,7 +34,6 @@ from octavo.errors import CheckpointError, ConfigError, EngineDeadError, Invalid
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
-from octavo.multimodal.reader import MediaReader
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
@@ -70,6 +70,7 @@ class EngineCore:
         self._kept: list[EngineCoreOutput] = []
         """Outputs that the next step returns: of requests that were refused, and of steps that were waited for."""
         self.sleep = Sleep(executor, self._restart, is_allowed=can_sleep)
+        self.pause = Pause(self)
         self._beam_texts = BeamTexts(open_tokenizer)
         self._kv_events: EventLog | None = None
         self._last_step: SchedulerOutput | None = None
@@ -102,9 +103,9 @@ class EngineCore:
 
         executor = make_executor(config, on_death, on_note if moves_blocks else None)
         try:
-            plans = _loaded(executor)
+            plans = loaded(executor)
             plan, limits = plans[0], CacheLimits.of_ranks([each.cache for each in plans])
-            max_model_len = _fitting_max_model_len(config.model, limits)
+            max_model_len = fitting_max_model_len(config.model, limits)
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
@@ -130,7 +131,7 @@ class EngineCore:
                 plan_bar=plan.render_bar(),
                 transfer=None if connector is None else connector.address,
             )
-            _try_encoders(executor, config.model, ready, config.scheduler.max_num_batched_tokens)
+            try_encoders(executor, config.model, ready, config.scheduler.max_num_batched_tokens)
         except BaseException:
             executor.shutdown()
             raise
@@ -182,17 +183,39 @@ class EngineCore:
         self.scheduler.abort(request_ids, self.clock())
 
     def drop_requests(self) -> int:
-        """End all requests; no output follows for them. Returns their number."""
+        """End all requests, and a pause, of which the next front knows nothing. No output follows for them. Returns
+        their number."""
         request_ids = list(self.scheduler.groups)
         self.abort_requests(request_ids)
         self._kept.clear()
         self.scheduler.take_ended()
+        self.pause.end()
         return len(request_ids)
+
+    def end_requests(self) -> None:
+        """End all requests; the last output of each follows, which has no tokens: its finish reason is "abort"."""
+        self._kept += self.scheduler.take_ended()
+        groups = list(self.scheduler.groups.values())
+        self.abort_requests([group.request_id for group in groups])
+        self._kept += [
+            EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, metrics=group.metrics)
+            for group in groups
+        ]
 
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
         self.is_waiting = False
         self.scheduler.stop_sequence(request_id, index, self.clock())
+
+    @property
+    def is_still(self) -> bool:
+        """Return whether a sleep or a pause holds requests back."""
+        return self.sleep.is_on or self.pause.is_on
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether the next step returns outputs, whatever it computes."""
+        return bool(self._kept) or self.scheduler.has_ended
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished() or bool(self._kept) or bool(self._in_flight)
@@ -216,19 +239,26 @@ class EngineCore:
         outputs += self.scheduler.take_ended()
         self.is_waiting = False
         if self._in_flight:
-            result = self._in_flight.popleft().result()
-            result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-            outputs += self.scheduler.update(result, self.clock())
+            outputs += self._take_oldest()
         else:
-            waits = self.scheduler.awaits_blocks or self.sleep.is_on
+            waits = self.scheduler.awaits_blocks or self.is_still
             assert outputs or waits or not self.scheduler.groups, "requests are left, but no step can be planned"
             self.is_waiting = waits and not outputs
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 
-    def _restart(self, because: str) -> None:
+    def _take_oldest(self) -> list[EngineCoreOutput]:
+        result = self._in_flight.popleft().result()
+        result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
+        return self.scheduler.update(result, self.clock())
+
+    def finish_steps(self) -> None:
+        """Wait for the steps in flight; the next step returns their outputs."""
         while self._in_flight:
-            self._kept = self.step().outputs
+            self._kept += self._take_oldest()
+
+    def _restart(self, because: str) -> None:
+        self.finish_steps()
         if self._timed is not None:
             self.time_steps(False)
         self.scheduler.restart(because, self.clock())
@@ -240,9 +270,11 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 
-    def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
-        return self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, preempts: bool = False) -> bool:
+        """Drop all cached prefixes and pins, as `Scheduler.reset_prefix_cache` does."""
+        if preempts:
+            self.finish_steps()
+        return self.scheduler.reset_prefix_cache(preempts=preempts)
 
     def pin_prefix(self, token_ids: list[int], ttl_s: float, *key: str | None) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later. key: its salt,
@@ -293,14 +325,26 @@ class EngineCore:
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,
             "is_sleeping": lambda: self.sleep.is_on,
-            "sleep": self.sleep.begin,
-            "wake_up": self.sleep.end,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
             "check_weights": self.sleep.check_weights,
             "update_weights": self.sleep.update_weights,
+            "is_paused": lambda: self.pause.is_on,
+            "pause": self.pause.begin,
+            "pause_is_complete": self.pause.is_complete,
+            "resume": self.pause.end,
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
         return msgspec.to_builtins(calls[method](*arguments), builtin_types=(bytes,))
+
+    def _sleep(self) -> None:
+        self.sleep.begin()
+        self.pause.end()  # requests go on when the sleep ends
+
+    def _wake_up(self) -> None:
+        self.sleep.end()
+        self.pause.end()
 
     def time_steps(self, is_on: bool) -> None:
         """Report the times of each step's parts with its outputs from now on, or no longer."""
@@ -342,55 +386,3 @@ def _proposer(config: SpeculativeConfig | None, limits: CacheLimits, *, is_prefi
     if config is None:
         return None
     return Speculation(config, is_prefill=is_prefill, repeats=any(each.is_state for each in limits.groups))
-
-
-def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
-    """Return the plans of ranks with as many blocks of each group as every rank has room for."""
-    groups = list(zip(*(each.cache.groups for each in plans), strict=True))
-    num_blocks = [min(each.num_blocks for each in group) for group in groups]
-    num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
-    return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
-
-
-def _loaded(executor: Executor) -> list[MemoryPlan]:
-    """Load the ranks and allocate their caches; return their plans. Raises ConfigError or CheckpointError."""
-    plans = agreed(executor.call("prepare"))
-    num_host_blocks = [group.num_host_blocks for group in plans[0].cache.groups]
-    plans = agreed(executor.call("load", min(each.max_model_len for each in plans), num_host_blocks))
-    executor.call("allocate", [group.num_blocks for group in plans[0].cache.groups], num_host_blocks)
-    return plans
-
-
-def _try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:
-    """Encode an image and a sound where the model reads such. Raises CheckpointError where it cannot."""
-    ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
-
-    def encode(text: str, _: bool) -> list[int]:
-        return [~ids.setdefault(text, len(ids))]
-
-    reader = MediaReader(model, ready, encode, max_num_tokens, splits_images=False)
-    reader.warn_of_unread()
-    if examples := reader.examples():
-        executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])
-
-
-def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:
-    """Return the context length that one request can have in this cache: less than wanted only where no length was
-    set. Raises ConfigError."""
-    wanted, size = model.max_model_len, limits.block_size
-    tight = [
-        (group, needed)
-        for group in limits.groups
-        if (needed := group.max_blocks(wanted, 1 + limits.num_lookahead, 1, size)) > group.num_blocks
-    ]
-    if not tight:
-        return wanted
-    group, needed = tight[0]
-    fitting = limits.num_tokens - limits.num_lookahead
-    if model.user_set_max_model_len:
-        shorter_steps = "" if group.max_live_tokens is None else "lower max_num_batched_tokens, "
-        raise ConfigError(
-            f"max_model_len = {wanted} needs {needed} KV blocks of {size} tokens, the cache has {group.num_blocks}; "
-            f"lower max_model_len to {fitting} or less, {shorter_steps}or give the cache more memory"
-        )
-    return fitting

@@ -153,7 +153,7 @@ class LLMEngine:
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if self.core.sleep.is_on or not self.core.has_unfinished():
+        if not self.core.has_unfinished() or (self.core.is_still and not self.core.has_news):
             self.stats = self.core.stats()
             return outputs
         try:

@@ -1,8 +1,8 @@
 """Records all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
 The file is a sequence of frames (octavo/core/frames.py): first the settings, then in their order requests, aborts,
-stops, pins, resets, the time of each call of `schedule` with a digest of the step that it planned, and the time and
-results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
+stops, pins, resets, pauses, the time of each call of `schedule` with a digest of the step that it planned, and the time
+and results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
 
 Salts and namespaces are secrets of those who send requests. A recording has other words in their place; within it,
 equal salts have equal words.
@@ -31,9 +31,9 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.draft_choices import DraftChoices, NotedChoices
 from octavo.scheduler.drafts import Proposer
-from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.scheduler import Holding, Scheduler
 
-RECORDING_VERSION: Final = 9
+RECORDING_VERSION: Final = 10
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,14 @@ class Updated(msgspec.Struct, frozen=True, tag="updated"):
 class PrefixCacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     """`reset_prefix_cache` was called."""
 
+    preempts: bool = False
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """`hold` was called."""
+
+    what: Holding
+
 
 class Pinned(msgspec.Struct, frozen=True, tag="pinned"):
     """`pin_prefix` was called. `until` is on the clock of `Planned`."""
@@ -84,7 +92,9 @@ class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
 
 Keyed = TypeVar("Keyed", EngineCoreRequest, CacheKey)
 
-Event = Began | AddRequests | AbortRequests | StopSequence | Planned | Updated | PrefixCacheReset | Pinned | Unpinned
+Event = (
+    Began | AddRequests | AbortRequests | StopSequence | Planned | Updated | PrefixCacheReset | Held | Pinned | Unpinned
+)
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:
@@ -196,9 +206,13 @@ class RecordedScheduler:
         self._write(Updated(now, output))
         return self._scheduler.update(output, now)
 
-    def reset_prefix_cache(self) -> bool:
-        self._write(PrefixCacheReset())
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, preempts: bool = False) -> bool:
+        self._write(PrefixCacheReset(preempts))
+        return self._scheduler.reset_prefix_cache(preempts=preempts)
+
+    def hold(self, what: Holding) -> None:
+        self._write(Held(what))
+        self._scheduler.hold(what)
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         self._write(Pinned(token_ids, cache_key, until))

@@ -118,18 +118,7 @@ class Replicas:
             return await ProcessClient.start(its)
 
         configs = [replica_config(config, number) for number in range(count)]
-        starting = [
-            asyncio.ensure_future(ProcessClient.start(each, core if number == 0 else None))
-            for number, each in enumerate(configs)
-        ]
-        try:
-            clients = await asyncio.gather(*starting)
-        except BaseException:
-            for each in starting:
-                each.cancel()
-            ended = await asyncio.gather(*starting, return_exceptions=True)
-            await asyncio.gather(*(each.shutdown() for each in ended if isinstance(each, ProcessClient)))
-            raise
+        clients = await ProcessClient.start_all(configs, core)
         replicas = []
         for number, (its, client) in enumerate(zip(configs, clients, strict=True)):
             replicas.append(Replica(number, client, start_again, most, its.transfer.role))
@@ -183,6 +172,7 @@ class Replicas:
         if self._prefills and self._split is None and self._make_split is not None:
             self._split = self._dispatch.split = self._make_split(self._prefills, self._dispatch)
         if self._tasks is not None:
+            self._lasting.send_to(replica.number, replica.client.send)
             self._begin(replica, self._tasks)
 
     async def remove(self, replica: Replica) -> None:
@@ -295,8 +285,7 @@ class Replicas:
                     else:
                         self._give_up(replica, last)
                     return
-            for call in self._lasting.calls(replica.number):  # before any request
-                replica.client.send(call)
+            self._lasting.send_to(replica.number, replica.client.send)  # before any request
             _log.info("%s is ready again", replica.name)
             self._update_patience(replica)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
@@ -348,6 +337,8 @@ class Replicas:
         return await asyncio.shield(self._call(method, arguments))  # noted also when its caller has gone
 
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "pause":
+            self._dispatch.note_pause(arguments[0])
         values = await self._lasting.make(self._call_each, method, arguments)
         if (failure := failure_of(values)) is not None:
             raise failure
@@ -356,16 +347,25 @@ class Replicas:
             raise EngineRestartingError("the engine core died during the call and is being started again; try again")
         value = values[0][1] if len(self._replicas) == 1 else merged(method, values)
         self._lasting.note(method, arguments, value)
-        if self._split is not None and method == "reset_prefix_cache":
+        if self._split is not None and method in ("reset_prefix_cache", "pause"):
             self._split.forget()
+        if value is True and method in ("pause", "pause_is_complete"):
+            await self._abort_rest()
         return value
+
+    async def _abort_rest(self) -> None:
+        aborted = self._dispatch.take_aborting()
+        for request_id in aborted:
+            self._abort(request_id)
+        outputs = [EngineCoreOutput(request_id=each, deltas=[], finished=True) for each in aborted]
+        if outputs:
+            await self._process(self._replicas[0].number, StepOutputs(outputs=outputs, stats=self._replicas[0].stats))
 
     async def _call_each(self, method: str, arguments: Iterable[Any]) -> Replies:
         ready = self._ready_ones(self._replicas)
         found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
-        replies = zip((each.number for each in ready), found, strict=True)
-        # a core that dies meanwhile is as one that is not ready
-        return [each for each in replies if not isinstance(each[1], EngineDeadError)]
+        replies = [(each.number, value) for each, value in zip(ready, found, strict=True)]
+        return [each for each in replies if not isinstance(each[1], EngineDeadError)]  # which is as one not ready
 
     async def drain(self, number: int, *, stops: bool = False) -> int:
         """Move the requests of a replica to others, or to the core that is started in its place; return their number.

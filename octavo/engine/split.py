@@ -275,7 +275,10 @@ class Split:
             if output.finished:
                 handover.is_prefilling = False
                 replica.close()
-            if output.error is None:
+            if output.finished and not output.deltas and output.error is None:  # a pause has aborted it
+                self._abort_decode(handover)
+                taken.append(output)
+            elif output.error is None:
                 taken += self._first_tokens(handover, output)
             elif handover.began_at is None:
                 del self._handovers[output.request_id]

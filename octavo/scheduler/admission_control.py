@@ -51,7 +51,7 @@ class AdmissionControl:
 
     def _too_many_requests(self, num_new: int) -> RequestError | None:
         registry, limit = self._registry, self._config.max_queued_requests
-        num_waiting = num_queued = len(registry.waiting)
+        num_waiting = num_queued = len(registry.waiting) + len(registry.held)
         if self._may_start_requests:
             num_waiting -= self._config.max_num_seqs - registry.num_running_sequences
         if limit is None or num_waiting + num_new <= limit:
@@ -66,7 +66,7 @@ class AdmissionControl:
         num_waiting = self._registry.num_queued_tokens
         if self._may_start_requests:
             num_waiting -= self._config.max_num_batched_tokens
-        is_alone = len(groups) == 1 and not len(self._registry.waiting)
+        is_alone = len(groups) == 1 and not len(self._registry.waiting) and not self._registry.held
         if limit is None or is_alone or num_waiting + num_new <= limit:
             return None
         because = f"it would be {num_waiting + num_new}, and max_queued_tokens is {limit}"

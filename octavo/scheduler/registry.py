@@ -41,7 +41,8 @@ class Registry:
     fetching: groups whose blocks on the device are being fetched, by the id of the fetch.
     num_running_sequences: most sequences that the running groups and those being fetched can still run at once.
     num_departures: how often a group has left the running ones.
-    num_queued_tokens: prompt tokens of the waiting groups that have never run.
+    held: groups that have never run, while `holds_new`: they are not among the waiting ones.
+    num_queued_tokens: prompt tokens of the waiting and held groups that have never run.
     timelines: those of the most recently finished requests.
     policy: the order of `waiting`, and whom a group outranks. log: the last decisions and their reasons.
     waits_for_results: every group waits for results.
@@ -66,6 +67,8 @@ class Registry:
         self.running: list[SequenceGroup] = []
         self.swapped = WaitingQueue(policy.key)
         self.fetching: dict[int, SequenceGroup] = {}
+        self.held: dict[str, SequenceGroup] = {}
+        self.holds_new = False
         self.num_running_sequences = 0
         self.num_departures = 0
         self.num_queued_tokens = 0
@@ -103,10 +106,26 @@ class Registry:
         if not group.was_preempted:
             self.num_queued_tokens += group.num_prompt_tokens
         self.policy.note_arrival(group)
-        self.waiting.push(group)
+        if self.holds_new and not group.was_preempted:
+            self.held[group.request_id] = group
+        else:
+            self.waiting.push(group)
         if self._connector is not None and len(group.live) == 1 and group.may_read_prefix_cache:
             digests = self.block_manager.transfer_digests(group.live[0], group.request.cache_key)
             self._connector.added(group.request, digests)
+
+    def hold_new(self, is_on: bool) -> None:
+        """Hold groups that have never run, those that wait and those that arrive, or let them wait like all others."""
+        self.holds_new = is_on
+        waiting = [each for each in self.groups.values() if each.status is SequenceStatus.WAITING]
+        for group in waiting if is_on else ():
+            if not group.was_preempted and group.request_id not in self.held:
+                self.waiting.remove(group)
+                self.held[group.request_id] = group
+        if not is_on:
+            for group in self.held.values():
+                self.waiting.push(group)
+            self.held.clear()
 
     # ---- lookups ----
 
@@ -294,7 +313,8 @@ class Registry:
         if group.status in _ON_DEVICE:
             self._leave_device(group)
         else:
-            self.queue_of(group).remove(group)
+            if self.held.pop(group.request_id, None) is None:
+                self.queue_of(group).remove(group)
             if not group.was_preempted:
                 self.num_queued_tokens -= group.num_prompt_tokens
         group.status = status
@@ -339,7 +359,7 @@ class Registry:
         """Prove that queues, groups and blocks agree. Raises AssertionError."""
         in_swapped = [s for g in self.groups.values() if g.status is SequenceStatus.SWAPPED for s in g.live]
         self.block_manager.check(self.sequences_on_device(), in_swapped)
-        assert len(self.on_device) + len(self.waiting) + len(self.swapped) == len(self.groups)
+        assert len(self.on_device) + len(self.waiting) + len(self.held) + len(self.swapped) == len(self.groups)
         assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
         assert self.num_running_sequences == sum(g.max_running_sequences for g in self.on_device)
         assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
+from typing import Literal
 
 import msgspec
 
@@ -29,12 +30,16 @@ from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.drafts import DraftLog, Proposer
 from octavo.scheduler.fetching import Fetching
+from octavo.scheduler.plan import begin_plan
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.rows import RowPlanner
+
+Holding = Literal["new", "all"] | None
+"""Which requests are held back: those that have never run, all, or none."""
 
 
 class Scheduler:
@@ -43,7 +48,7 @@ class Scheduler:
     groups: every request that has not ended, by id.
     waiting: groups without blocks. running: groups with blocks on the device, in order of arrival. swapped: groups with
         blocks on the host.
-    log: the last decisions and their reasons. rates: how fast this engine computes.
+    holding: what `hold` has set. log: the last decisions and their reasons. rates: how fast this engine computes.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Scheduler:
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None
         self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait, connector=connector)
+        self.holding: Holding = None
         self.log = registry.log
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
@@ -177,6 +183,21 @@ class Scheduler:
         if not group.live:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)
 
+    def hold(self, what: Holding) -> None:
+        """Plan no rows of these requests, until another call; they keep the blocks that they have."""
+        self.holding = what
+        self._registry.hold_new(what == "new")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are requests that are not held as ones that have never run."""
+        return len(self.groups) > len(self._registry.held)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `take_ended` returns an output."""
+        return self._registry.has_ended
+
     @property
     def awaits_blocks(self) -> bool:
         """Whether a request waits for blocks that are fetched, or that are kept because something reads or writes
@@ -199,18 +220,29 @@ class Scheduler:
             self._drafts.note_done(output, self.rates.last_step_s)
         return self._results.apply(output, now)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. Returns False, and changes nothing, while requests have blocks."""
+    def reset_prefix_cache(self, *, preempts: bool = False) -> bool:
+        """Forget cached prefixes and pins. Returns False, and changes nothing, while requests have blocks.
+
+        preempts: they lose them first, and are computed again; no step may be in flight. Then only transfers that are
+        under way refuse it.
+        """
+        if preempts:
+            if self.block_manager.holds:
+                return False
+            self._preempt_all("the prefix cache is forgotten")
         return self.block_manager.reset_prefix_cache()
+
+    def _preempt_all(self, because: str) -> None:
+        for group in list(self.running):
+            self._preemption.preempt(group, because=because)
+        while (swapped := self.swapped.peek()) is not None:
+            self._preemption.drop_swapped(swapped, because)
 
     def restart(self, because: str, now: float) -> None:
         """Take the blocks of all requests and forget what is cached, as if every request were preempted to be
         recomputed, and the workers held nothing. No step may be in flight."""
         self.log.now = now
-        for group in list(self.running):
-            self._preemption.preempt(group, because=because)
-        while (swapped := self.swapped.peek()) is not None:
-            self._preemption.drop_swapped(swapped, because)
+        self._preempt_all(because)
         self._registry.forget_released()  # the workers have none any more
         if self._adapters is not None:
             self._adapters.restart()
@@ -246,7 +278,7 @@ class Scheduler:
             self._fetching.collect(now)
         if self._adapters is not None:
             self._adapters.collect()
-        plan = self._planner.plan(now)
+        plan = begin_plan(self.config, registry) if self.holding == "all" else self._planner.plan(now)
         if self._adapters is not None:
             self._adapters.end_failed(now)
         self.block_manager.end_planning()
@@ -283,7 +315,7 @@ class Scheduler:
         return msgspec.structs.replace(
             self._registry.stats,
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) + len(self._registry.held),
             num_swapped=len(self.swapped),
             num_used_blocks=self.block_manager.num_used_blocks,
             num_pinned_blocks=self.block_manager.pins.num_blocks,

@@ -23,7 +23,7 @@ class Right(StrEnum):
     OBSERVE = "observe"
     """It allows to see the metrics, and what the scheduler did with the requests of other keys."""
     OPERATE = "operate"
-    """It allows to drain a replica, to let the engine sleep, and to load adapters and other weights."""
+    """It allows to drain a replica, to pause generation, to let the engine sleep, and to load adapters and weights."""
     KV_EVENTS = "kv-events"
     """It allows to read which blocks of all keys the prefix caches have, by their digests."""
 

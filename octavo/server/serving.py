@@ -25,7 +25,7 @@ from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import SchedulerStats
 from octavo.engine.replicas import Replicas, StartReplicas
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import App, loading_app
 from octavo.server.connections import CLOSING_S, MOST_UNCOUNTED, Connections
 from octavo.server.encryption import Encrypted
@@ -175,6 +175,7 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
     loads = None if is_quiet else asyncio.create_task(log_load(llm, open_requests))
     stopped = asyncio.create_task(signals.first.wait())
     dead = asyncio.create_task(llm.wait_dead())
+    resuming: asyncio.Task[None] | None = None
     try:
         await asyncio.wait({stopped, dead}, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
@@ -188,14 +189,23 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
                 named,
                 args.shutdown_timeout_s,
             )
+            resuming = asyncio.create_task(_end_pause(llm))
         await server.close(signals, grace_s=args.shutdown_timeout_s)
         return EXIT_STOPPED
     finally:
-        for task in (stopped, dead, loads):
+        for task in (stopped, dead, loads, resuming):
             if task is not None:
                 task.cancel()
         if (tracer := server.context.tracer) is not None:
             await asyncio.to_thread(tracer.close)
+
+
+async def _end_pause(llm: AsyncLLM) -> None:
+    """Let open requests go on, of which a paused engine would end none."""
+    try:
+        await llm.resume_generation()
+    except OctavoError as error:
+        logger.warning("a pause could not be ended: %s", error)
 
 
 async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float = _LOG_INTERVAL_S) -> None:

@@ -16,6 +16,7 @@ from octavo.engine.recorder import (
     RECORDING_VERSION,
     Began,
     Event,
+    Held,
     Pinned,
     Planned,
     PrefixCacheReset,
@@ -141,8 +142,10 @@ class Replay:
                 scheduler.stop_sequence(request_id, index)
             case Updated(now, output):
                 return scheduler.update(output, now)
-            case PrefixCacheReset():
-                return scheduler.reset_prefix_cache()
+            case PrefixCacheReset(preempts):
+                return scheduler.reset_prefix_cache(preempts=preempts)
+            case Held(what):
+                scheduler.hold(what)
             case Pinned(token_ids, cache_key, until):
                 scheduler.pin_prefix(token_ids, cache_key, until)
             case Unpinned(token_ids, cache_key):

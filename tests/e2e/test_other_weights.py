@@ -122,8 +122,8 @@ def test_a_model_whose_layers_differ_in_the_library_s_config_reads_images_of_oth
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("is_asleep", [False, True])
-def test_running_requests_go_on_from_their_tokens(mode: str, is_asleep: bool, old: Path, new: Path) -> None:
+@pytest.mark.parametrize("meanwhile", ["nothing", "sleep", "pause"])
+def test_running_requests_go_on_from_their_tokens(mode: str, meanwhile: str, old: Path, new: Path) -> None:
     args = {"num_gpu_blocks_override": 20, "preemption_mode": mode, "max_model_len": 72}
     params = SamplingParams(seed=3, max_tokens=30, logprobs=2, ignore_eos=True, output_kind=OutputKind.CUMULATIVE)
     engine = LLMEngine.from_args(EngineArgs(**arguments(old, **args)))
@@ -133,10 +133,16 @@ def test_running_requests_go_on_from_their_tokens(mode: str, is_asleep: bool, ol
     for _ in range(16):
         found.update((each.request_id, each) for each in engine.step())
     assert engine.stats.num_preemptions > 0
-    if is_asleep:
+    if meanwhile == "sleep":
         engine.sleep()
         assert engine.step() == []
+    if meanwhile == "pause":
+        engine.call("pause", "keep", False)
+        assert engine.step() == []
     engine.update_weights_from_disk(new)
+    if meanwhile == "pause":
+        assert engine.step() == []
+        engine.call("resume")
     cut = {name: list(each.outputs[0].token_ids) for name, each in found.items()}
     while engine.has_unfinished_requests():
         found.update((each.request_id, each) for each in engine.step())

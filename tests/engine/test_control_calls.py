@@ -37,6 +37,9 @@ from tests.fakes.core import engine_config
             ],
         ),
         ("is_sleeping", [False, True], True),
+        ("is_paused", [False, True], True),
+        ("pause", [False, True], False),
+        ("pause_is_complete", [True, True], True),
         ("time_steps", [None, None], None),
     ],
 )
@@ -88,3 +91,23 @@ def test_a_core_that_starts_during_calls_gets_what_the_last_of_them_sets() -> No
     with lasting.begun("wake_up", ()), lasting.begun("sleep", ()):
         assert ("sleep", []) in calls(lasting)
     assert ("sleep", []) not in calls(lasting)
+
+
+def test_a_core_that_starts_gets_the_pause_that_is_on() -> None:
+    lasting = LastingCalls()
+    pin = ("pin_prefix", ([1], 1e6, None, None))
+    lasting.note(*pin, {})
+    with lasting.begun("pause", ("keep", False)):
+        assert calls(lasting)[0] == ("pause", ["keep", False])
+        with lasting.begun("resume", ()):
+            assert [each for each, _ in calls(lasting)] == ["pin_prefix"]
+    lasting.note("pause", ("wait", False), False)
+    assert [each for each, _ in calls(lasting)] == ["pause", "pin_prefix"]
+    lasting.note("pause", ("abort", True), False)
+    assert calls(lasting) == [("pause", ["abort", True])], "it forgets pins"
+    with lasting.begun("update_weights", ("/1",)):
+        assert [each for each, _ in calls(lasting)] == ["update_weights", "pause"]
+    for method in ("resume", "wake_up", "sleep"):
+        lasting.note("pause", ("keep", False), True)
+        lasting.note(method, (), None)
+        assert "pause" not in [each for each, _ in calls(lasting)]

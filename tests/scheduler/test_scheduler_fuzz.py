@@ -43,7 +43,7 @@ PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10
 STATE_GROUPS = [(None, STATE), (None, STATE), (4, STATE, None), (STATE,)]
 ENCODING_GROUPS = [(None, ENCODING), (4, None, ENCODING)]
 EVENTS = ["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id", "read", "read no more"]
-EVENTS += ["sleep", "wake up"]
+EVENTS += ["sleep", "wake up", "pause", "go on", "forget"]
 FAIL_TOKEN = 11
 REFUSALS = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
@@ -286,6 +286,13 @@ class Schedules(RuleBasedStateMachine):
             assert self.core.sleep.is_on
         elif event == "wake up" and self.core.sleep.is_on:
             self.core.call("wake_up")
+        elif event == "pause":
+            self.core.call("pause", ("keep", "wait", "keep")[index], index == 2)
+        elif event == "go on":
+            self.core.call("resume")
+        elif event == "forget":
+            is_held = bool(self.core.scheduler.block_manager.holds)
+            assert self.core.reset_prefix_cache(preempts=True) is not is_held
         elif event == "same id" and group is not None:
             self.core.add_request(request)
             self.num_repeated += 1
@@ -364,6 +371,7 @@ class Schedules(RuleBasedStateMachine):
         try:
             if self.core.sleep.is_on:
                 self.core.call("wake_up")
+            self.core.call("resume")
             for _ in range(3000):
                 if not self.core.has_unfinished():
                     break

@@ -187,6 +187,7 @@ class FakeAsyncLLM:
         self.adapter_error: str | None = None
         self.holds_adapters = False
         self.is_busy = self.sleeps = False
+        self.paused: tuple[str, bool] | None = None
         self.weights: str | None = None
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
@@ -293,6 +294,15 @@ class FakeAsyncLLM:
         left = [pin for pin in self.pinned if (pin[0], pin[2]) != (prompt, cache_salt)]
         was_pinned, self.pinned = len(left) < len(self.pinned), left
         return was_pinned
+
+    async def is_paused(self) -> bool:
+        return self.paused is not None
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.paused = mode, clear_cache
+
+    async def resume_generation(self) -> None:
+        self.paused = None
 
     async def is_sleeping(self) -> bool:
         return self.sleeps

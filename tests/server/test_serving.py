@@ -169,6 +169,18 @@ def test_open_streams_may_finish_after_a_signal(start_server: Start) -> None:
         ask(server.url, "/health")
 
 
+def test_requests_of_a_paused_engine_go_on_to_their_end_after_a_signal(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=100.0)
+    server.llm.token_interval_s = 0.01
+    with connect(server.url) as connection:
+        response = open_stream(connection, max_tokens=30)
+        assert ask(server.url, "/pause?mode=keep", b"").status == 200
+        assert server.llm.paused
+        assert server.stop() == 0
+        assert server.llm.paused is None
+        assert events(b"data: {}\n" + response.read())[-1] == "[DONE]"
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -1,4 +1,4 @@
-"""The endpoints for operators: state and metrics, draining, sleep and other weights."""
+"""The endpoints for operators: state and metrics, draining, pauses, sleep and other weights."""
 
 from __future__ import annotations
 
@@ -57,6 +57,28 @@ class Version(Struct):
     """Response of `GET /version`."""
 
     version: str
+
+
+class PauseQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /pause`."""
+
+    mode: Annotated[
+        Literal["abort", "wait", "keep"],
+        Meta(description="what becomes of open requests: they are aborted, those that have begun end, or all go on"),
+    ] = "abort"
+    clear_cache: Annotated[bool, Meta(description="forget cached prefixes and pins")] = True
+
+
+class Paused(Struct, frozen=True):
+    """Response of `POST /pause` and `POST /resume`, in vLLM's words."""
+
+    status: Literal["paused", "resumed"]
+
+
+class PauseState(Struct, frozen=True):
+    """Response of `GET /is_paused`."""
+
+    is_paused: bool
 
 
 class SleepQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +161,24 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     # takes milliseconds, during which no stream would be sent
     text = await asyncio.to_thread(context.llm.metrics.render, vllm_names=context.args.vllm_metrics, others=others)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def is_paused(context: ServerContext, request: Request) -> PauseState:
+    """Return whether generation is paused."""
+    return PauseState(await context.llm.is_paused())
+
+
+async def pause(context: ServerContext, request: Request) -> Paused:
+    """Keep all requests waiting until they are resumed, or end them."""
+    asked: PauseQuery = request.state.query
+    await context.llm.pause_generation(mode=asked.mode, clear_cache=asked.clear_cache)
+    return Paused("paused")
+
+
+async def resume(context: ServerContext, request: Request) -> Paused:
+    """Go on with all requests after a pause."""
+    await context.llm.resume_generation()
+    return Paused("resumed")
 
 
 async def is_sleeping(context: ServerContext, request: Request) -> SleepState:

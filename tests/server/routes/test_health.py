@@ -95,6 +95,10 @@ def test_openapi_document_has_the_parameters_of_urls_with_their_types(server: Se
     assert (tags["type"], tags["items"]) == ("array", {"enum": ["kv_cache", "weights"]})
     assert set(of("get", "/kv/events")) == {"after"}
     assert set(of("get", "/scheduler/decisions")) == set(of("get", "/scheduler/timelines")) == {"request_id"}
+    mode, clear_cache = of("post", "/pause").values()
+    assert (sorted(mode["enum"]), mode["default"]) == (["abort", "keep", "wait"], "abort")  # type: ignore[call-overload]
+    assert (clear_cache["type"], clear_cache["default"]) == ("boolean", True)
+    assert of("get", "/is_paused") == of("post", "/resume") == {}
     assert of("get", "/is_sleeping") == of("post", "/reset_prefix_cache") == {}
 
 
@@ -123,6 +127,25 @@ def test_load_tokenizer_and_version_are_shown(server: Served) -> None:
 
 
 WEIGHTS = "/update_weights_from_disk"
+
+
+def test_generation_is_paused_and_resumed(server: Served) -> None:
+    assert ask(server.url, "/is_paused", method="GET").json == {"is_paused": False}
+    for query, expected in (("", ("abort", True)), ("?mode=keep&clear_cache=false", ("keep", False))):
+        assert ask(server.url, f"/pause{query}", b"").json == {"status": "paused"}
+        assert server.llm.paused == expected
+    assert ask(server.url, "/is_paused", method="GET").json == {"is_paused": True}
+    assert ask(server.url, "/resume", b"").json == {"status": "resumed"}
+    assert ask(server.url, "/is_paused", method="GET").json == {"is_paused": False}
+    for query, param, code in (
+        ("mode=stop", "mode", "invalid_value"),
+        ("mode=wait&mode=keep", "mode", "invalid_value"),
+        ("clear_cache=perhaps", "clear_cache", "invalid_type"),
+        ("wait_for_inflight_requests=true", "wait_for_inflight_requests", "unknown_parameter"),
+    ):
+        answer = ask(server.url, f"/pause?{query}", b"")
+        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+    assert server.llm.paused is None
 
 
 @pytest.fixture

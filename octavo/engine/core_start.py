@@ -1,0 +1,65 @@
+"""What a core does once at its start: it loads the ranks, tries their encoders, and finds the longest context."""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.config.explain import MemoryPlan
+from octavo.config.schema import ModelConfig
+from octavo.core.cache_limits import CacheLimits
+from octavo.core.messages import CoreReady
+from octavo.errors import ConfigError
+from octavo.executor.executor import Executor
+from octavo.multimodal.reader import MediaReader
+
+
+def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
+    """Return the plans of ranks with as many blocks of each group as every rank has room for."""
+    groups = list(zip(*(each.cache.groups for each in plans), strict=True))
+    num_blocks = [min(each.num_blocks for each in group) for group in groups]
+    num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
+    return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
+
+
+def loaded(executor: Executor) -> list[MemoryPlan]:
+    """Load the ranks and allocate their caches; return their plans. Raises ConfigError or CheckpointError."""
+    plans = agreed(executor.call("prepare"))
+    num_host_blocks = [group.num_host_blocks for group in plans[0].cache.groups]
+    plans = agreed(executor.call("load", min(each.max_model_len for each in plans), num_host_blocks))
+    executor.call("allocate", [group.num_blocks for group in plans[0].cache.groups], num_host_blocks)
+    return plans
+
+
+def try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:
+    """Encode an image and a sound where the model reads such. Raises CheckpointError where it cannot."""
+    ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
+
+    def encode(text: str, _: bool) -> list[int]:
+        return [~ids.setdefault(text, len(ids))]
+
+    reader = MediaReader(model, ready, encode, max_num_tokens, splits_images=False)
+    reader.warn_of_unread()
+    if examples := reader.examples():
+        executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])
+
+
+def fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:
+    """Return the context length that one request can have in this cache: less than wanted only where no length was
+    set. Raises ConfigError."""
+    wanted, size = model.max_model_len, limits.block_size
+    tight = [
+        (group, needed)
+        for group in limits.groups
+        if (needed := group.max_blocks(wanted, 1 + limits.num_lookahead, 1, size)) > group.num_blocks
+    ]
+    if not tight:
+        return wanted
+    group, needed = tight[0]
+    fitting = limits.num_tokens - limits.num_lookahead
+    if model.user_set_max_model_len:
+        shorter_steps = "" if group.max_live_tokens is None else "lower max_num_batched_tokens, "
+        raise ConfigError(
+            f"max_model_len = {wanted} needs {needed} KV blocks of {size} tokens, the cache has {group.num_blocks}; "
+            f"lower max_model_len to {fitting} or less, {shorter_steps}or give the cache more memory"
+        )
+    return fitting

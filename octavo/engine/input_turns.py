@@ -1,0 +1,56 @@
+"""Requests are made of prompts a few at a time, so that one call with many prompts does not block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.pooling import PoolingParams
+from octavo.core.prompt import Prompt
+from octavo.core.request_limits import check_logprob_entries, check_pooled_values
+from octavo.core.request_options import RequestOptions
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.tokenizer import LONG_TEXT_CHARS
+
+PROMPTS_OF_TURN: Final = 16
+"""Prompts of one request that are processed before whatever else waits for the loop."""
+
+
+class InputTurns:
+    """Calls of an `InputProcessor` on one event loop, which take turns."""
+
+    def __init__(self, processor: InputProcessor) -> None:
+        self._input = processor
+        self._turn = asyncio.Lock()
+
+    async def requests(
+        self,
+        prompts: Sequence[tuple[str, Prompt]],
+        params: SamplingParams | PoolingParams,
+        options: RequestOptions | None,
+    ) -> list[EngineCoreRequest]:
+        """Make the requests of prompts and their ids, whose answers together are within the limits: in a thread where
+        it takes long to tokenise some. Raises InvalidRequest."""
+
+        def process(turn: Sequence[tuple[str, Prompt]]) -> list[EngineCoreRequest]:
+            return [self._input.process(request_id, prompt, params, options) for request_id, prompt in turn]
+
+        requests: list[EngineCoreRequest] = []
+        for start in range(0, len(prompts), PROMPTS_OF_TURN):
+            turn = prompts[start : start + PROMPTS_OF_TURN]
+            if sum(len(each.text or "") for _, each in turn if each.token_ids is None) >= LONG_TEXT_CHARS:
+                requests += await asyncio.to_thread(process, turn)
+                continue
+            async with self._turn:
+                if start:
+                    await asyncio.sleep(0)
+                requests += process(turn)
+        num_listed = requests[0].params.prompt_logprobs if requests else None
+        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
+        if (pooling := self._input.vectors.config) is not None:
+            vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
+            check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
+        return requests
