@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.model_shape import Encoded, Kept, KeysAndValues, Latent, State
+from octavo.core.model_shape import Encoded, Indexed, Kept, KeysAndValues, Latent, State
 from octavo.ops.rotary import Rotation
 
 
@@ -117,12 +117,20 @@ class RotatingBackend(Protocol):
 
 
 def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:
-    """Return the layout of the cache of a layer that keeps this on a rank. States are float32 in any backend."""
+    """Return the layout of the cache of a layer that keeps this on a rank.
+
+    States are float32 in any backend. Chosen keys are read by an operator, not by the backend: they lie token by token,
+    and in bfloat16 where the backend quantises.
+    """
     match keeps:
         case KeysAndValues(kv_heads, head_dim) | Encoded(kv_heads, head_dim):
             return CacheLayout(backend.cache_shape(num_blocks, block_size, kv_heads, head_dim), backend.element_type)
         case Latent(size, value_size):
             shape = backend.cache_shape(num_blocks, block_size, 1, size, value_size)
             return CacheLayout(shape, backend.element_type)
+        case Indexed():
+            is_plain = backend.element_type.is_floating_point
+            dtype = backend.element_type if is_plain else torch.bfloat16
+            return CacheLayout((1, num_blocks, block_size * keeps.num_values), dtype)
         case State(num_values):
             return CacheLayout((1, num_blocks, num_values), torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from octavo.config.released_minimax import minimax_layout
 from octavo.config.released_step import step_layout
 from octavo.config.section import Section
 
@@ -76,7 +77,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{each: {"tie_word_embeddings": True} for each in ("hunyuan_vl", "hunyuan_vl_text")},
     "longcat_flash": {"rope_theta": 10_000_000.0},
     "mellum": {"norm_topk_prob": True},
-    "minimax_m2": {"rope_theta": 5_000_000.0},
+    **{each: {"rope_theta": 5_000_000.0} for each in ("minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text")},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "orion": {"partial_rotary_factor": 1.0},
     "sarvam_moe": {"rope_theta": 8_000_000.0},
@@ -236,6 +237,7 @@ _CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] 
     "gemma3_text": _gemma3_rope,
     "gemma3n_text": _gemma3_rope,
     "mimo_v2_flash": _mimo_layers,
+    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), minimax_layout),
     "mllama_text_model": _undrawn_tokens,
     "nomic_bert": _trained_positions,
     "step3p5": step_layout,

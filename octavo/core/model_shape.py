@@ -34,6 +34,26 @@ class Latent(msgspec.Struct, frozen=True, tag=True):
         return f"a latent of {self.size} per token"
 
 
+class Indexed(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps a key and a value per token and head as `KeysAndValues` does, and one key of `index_size` elements
+    by which queries choose to which `num_seen` tokens they attend.
+    """
+
+    kv_heads: int
+    head_dim: int
+    index_size: int
+    num_seen: int
+
+    @property
+    def num_values(self) -> int:
+        """Elements per token."""
+        return 2 * self.kv_heads * self.head_dim + self.index_size
+
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"keys and values of {self.kv_heads} x {self.head_dim} and a key of {self.index_size} per token"
+
+
 class State(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps `num_values` float32 per block: its state after the last computed token of the block."""
 
@@ -68,7 +88,7 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
         return f"keys and values of {self.kv_heads} x {self.head_dim} for {count} vectors of the encoder"
 
 
-Kept = KeysAndValues | Latent | State | Encoded
+Kept = KeysAndValues | Latent | Indexed | State | Encoded
 """What a layer keeps of a sequence."""
 
 

@@ -129,7 +129,8 @@ def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
 class GatedLinear(ColumnLinear):
     """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
 
-    `activation` is silu, which is a part of the product, gelu_pytorch_tanh, gelu or relu2.
+    `activation` is silu, which is a part of the product, gelu_pytorch_tanh, gelu or relu2. `numbers` are those of
+    `limited_swiglu` (limit) or of `clamped_swiglu` (alpha, limit), in the place of silu; () for none.
     """
 
     def __init__(
@@ -141,19 +142,20 @@ class GatedLinear(ColumnLinear):
         bias: bool = False,
         reads: Sequence[str] = ("gate_proj", "up_proj"),
         activation: str = "silu",
-        limit: float | None = None,
+        numbers: tuple[float, ...] = (),
     ) -> None:
-        """limit: that of `limited_swiglu`, None for none."""
         assert activation in ("silu", "gelu_pytorch_tanh", "gelu", "relu2"), f"no gated {activation}"
-        is_fused = activation == "silu" and limit is None
+        is_fused = activation == "silu" and not numbers
         super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=is_fused)
-        self._function, self._limit = activation if activation in ("gelu", "relu2") else None, limit
+        self._function, self._numbers = activation if activation in ("gelu", "relu2") else None, numbers
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
         product: Tensor = self.prepared(x)
-        if self._limit is not None:
-            product = limited_swiglu(self.ops, product, self._limit)
+        if len(self._numbers) == 1:
+            product = limited_swiglu(self.ops, product, *self._numbers)
+        elif self._numbers:
+            product = self.ops.clamped_swiglu(product, *self._numbers)
         elif self._function is not None:
             gate, up = product.chunk(2, dim=-1)
             product = self.ops.multiplied(getattr(self.ops, self._function)(gate), up)

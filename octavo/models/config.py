@@ -89,8 +89,8 @@ class DecoderConfig:
     """Whether the projection after attention has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
-    swiglu_limit: float | None = None
-    """That of `layers.elementwise.limited_swiglu`; None where nothing is clamped."""
+    swiglu_numbers: tuple[float, ...] = ()
+    """Those of gates that are clamped (`layers.linear.GatedLinear`); () where none is."""
     norm: Callable[[int, float], Norm] = RMSNorm
     """Makes a norm of the stream: (width, eps)."""
     is_transposed: bool = False

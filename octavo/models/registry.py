@@ -111,6 +111,7 @@ _FILES: Final = {
     "mimo": ("MiMoV2Flash",),
     "mllama": ("Mllama",),
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
+    "minimax_m3": ("MiniMaxM3Sparse", "MiniMaxM3VL"),
     "mixtures": (
         *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
         *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
@@ -131,6 +132,7 @@ _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "EmbeddingGemma2": "EmbeddingGemma2Model",
     "GPT2": "GPT2LMHeadModel",
+    "MiniMaxM3Sparse": "MiniMaxM3SparseForConditionalGeneration",
     "Mllama": "MllamaForConditionalGeneration",
     "Whisper": "WhisperForConditionalGeneration",
 }

@@ -97,6 +97,14 @@ def lacks_tensor(c: Checkpoint, end: str) -> bool:
         return False
 
 
+def has_tensor(c: Checkpoint, end: str) -> bool:
+    """Return whether the headers of `c` are known and some tensor's name ends with `end`."""
+    try:
+        return any(each.name.endswith(end) for each in c.tensors.values())
+    except CheckpointError:  # there are no weights: whoever needs them says so
+        return False
+
+
 def stated_counts(c: Checkpoint) -> tuple[str, str]:
     """Return the config's names of the numbers of experts and of shared ones, where releases differ in them."""
     if c.values.get("num_experts") is not None:

@@ -94,7 +94,8 @@ class Step3p5ForCausalLM(GatedDecoder):
             limit, mixture = _of_layer(c.limits, layer), c.mixture
             if limit is not None:
                 mixture = replace(mixture, activation="limited_swiglu", numbers=(limit,))
-            return mlp_of(replace(c, mixture=mixture, swiglu_limit=_of_layer(c.shared_limits, layer)), mesh, layer)
+            shared = _of_layer(c.shared_limits, layer)
+            return mlp_of(replace(c, mixture=mixture, swiglu_numbers=() if shared is None else (shared,)), mesh, layer)
 
         super().__init__(c, mesh, attention, mlp)
 

@@ -24,7 +24,7 @@ _OF_A_TEXT_MODEL: Final = ("model.language_model.", "language_model.model.", "la
 """What may stand before the names of a text model within one that reads images or sound too."""
 _OTHER_PARTS: Final = re.compile(
     r"(?:model\.)?((?:vision|visual|image|audio|sound_|speech|multi_modal|embed_(?:audio|tokens_extend|vision)|mm_|"
-    r"connector|resampler_|mlp1|mtp|vit_)\w*)\..*"
+    r"connector|patch_merge|resampler_|mlp1|mtp|vit_)\w*)\..*"
 )
 """Encoders of images and sound, what projects their results, and layers that predict further tokens."""
 _OF_ENCODERS: Final = re.compile(

@@ -106,6 +106,10 @@ def _save_checkpoint(
     if family == "step3p5":  # whose text model has no class of its own with a head
         vision = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}
         config = transformers.Step3p7Config(text_config=config.to_dict(), vision_config=vision)
+    if family == "minimax_m3_vl":
+        vision = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        text = config.to_dict()
+        config = transformers.MiniMaxM3VLConfig(text_config=text, vision_config=vision, projector_hidden_size=8)
     if family == "muse_glimmer":
         vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         sizes = {"out_hidden_size": 32, "projector_hidden_size": 8}
@@ -172,7 +176,7 @@ def load_oracle(path: Path) -> Any:
     is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
-    if config["model_type"] in ("ernie4_5_vl_moe", "muse_glimmer", "step3p7"):
+    if config["model_type"] in ("ernie4_5_vl_moe", "minimax_m3_vl", "muse_glimmer", "step3p7"):
         loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -388,6 +388,12 @@ VARIANTS |= {
             "no_rope_layers": [0, 1, 1, 0],
         },
     ),
+    "minimax_m3_vl": ("minimax_m3_vl", {}),
+    "minimax_m3_vl with whole heads turning and no recent block": (
+        "minimax_m3_vl",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "index_local_blocks": 0},
+    ),
+    "minimax_m3_vl that sees all": ("minimax_m3_vl", {"index_topk_blocks": 20}),
     "mixtral": ("mixtral", {}),
     "mixtral with a window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "qwen2_moe": ("qwen2_moe", {}),

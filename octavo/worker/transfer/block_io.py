@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.core.model_shape import CacheGroup, Encoded, Kept, KeysAndValues, State
+from octavo.core.model_shape import CacheGroup, Encoded, Indexed, Kept, KeysAndValues, State
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 
@@ -26,13 +26,13 @@ class Place(NamedTuple):
 def held_heads(keeps: Kept, mesh: Mesh) -> range:
     """Return which heads a rank has of what a layer of the whole model keeps.
 
-    Latents are one head, which all ranks have. A state is one head for each rank: only ranks with the same share of the
-    layer have the same one.
+    Latents are one head, which all ranks have. A state is one head for each rank, and so are keys that are chosen: only
+    ranks with the same share of the layer have the same one.
     """
     if isinstance(keeps, KeysAndValues | Encoded):
         first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)
         return range(first, first + count)
-    rank = mesh.tensor.rank if isinstance(keeps, State) else 0
+    rank = mesh.tensor.rank if isinstance(keeps, State | Indexed) else 0
     return range(rank, rank + 1)
 
 

@@ -1,0 +1,158 @@
+"""MiniMax-M3: each query of most layers attends to the blocks of keys that it chooses.
+
+Source: MiniMax's releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Indexed, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.layers.block_sparse import BlockSparseAttention
+from octavo.layers.linear import joined_linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.picked import Pick, PickedLinear
+from octavo.layers.rotary import Rotary
+from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, qkv_linear
+from octavo.models.config import DecoderConfig
+from octavo.models.sparse import NUMBERED, Mixture, has_tensor, read_stored, sparse_by_kind
+from octavo.ops.block_sparse import BlockChoice
+from octavo.ops.experts import RouterRule
+
+_KINDS = ("full_attention", "minimax_m3_sparse")
+"""Kinds of layers: those that see all tokens, and those that choose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniMaxM3Config(DecoderConfig):
+    """The keys of the choice are as large as those of attention, and there are as many heads of its queries."""
+
+    choice: BlockChoice
+    choosing: tuple[bool, ...]
+    """For each layer whether its queries choose."""
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        if not self.choosing[layer]:
+            return super().caches_of(layer, mesh)
+        heads, by = self.heads.share(mesh), self.choice
+        return (LayerCache(Indexed(heads.kv, heads.dim, heads.dim, by.width * by.num_chosen)),)
+
+
+class ChoosingAttention(nn.Module):
+    """Grouped-query attention to chosen blocks. Queries and keys of the choice are normalised and turned, too."""
+
+    def __init__(self, c: MiniMaxM3Config, mesh: Mesh) -> None:
+        super().__init__()
+        assert c.rope is not None
+        dim, (first, length) = c.heads.dim, c.heads.kv_share(mesh)
+        self.qkv_proj = qkv_linear(c, mesh)
+        # the queries of the choice are shared like the heads of keys that they choose for
+        picks = [
+            Pick("index_q_proj", c.heads.kv_size, (slice(first, first + length),)),
+            Pick("index_k_proj", dim, (slice(0, dim),)),
+        ]
+        self.index_proj = PickedLinear(c.hidden_size, picks)
+        self._norms, self._index_norms = (cast("tuple[RMSNorm, RMSNorm]", head_norms(c, mesh)) for _ in range(2))
+        (self.q_norm, self.k_norm), (self.index_q_norm, self.index_k_norm) = self._norms, self._index_norms
+        self.rope = Rotary(c.rope)
+        self.attend = BlockSparseAttention(c.choice)
+        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
+        small = self.index_proj(x).view(len(x), -1, q.shape[2])  # queries, and behind them the key
+        q, k = self.rope(q, k, batch, self._norms)
+        queries, keys = self.rope(small[:, :-1], small[:, -1:], batch, self._index_norms)
+        return self.o_proj(self.attend(q, k, v, (queries, keys.flatten(1)), batch))
+
+
+class MiniMaxM3VLForCausalLM(GatedDecoder):
+    """The text model. Mixtures beside a shared expert stand behind the first layers, all MLPs have clamped gates, and
+    norms have an offset of one.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> MiniMaxM3Config:
+        for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias", "use_sparse_attention"):
+            c.expect(name, True, default=True)
+        c.expect("qk_norm_type", "per_head", default="per_head")
+        c.expect("scoring_func", "sigmoid", default="sigmoid")
+        c.expect("hidden_act", "swigluoai", "silu", default="swigluoai")
+        c.expect("sparse_score_type", "max", default="max")
+        for name, value in (("attention_output_gate", False), ("sparse_init_block", 0), ("n_shared_experts", 1)):
+            c.expect(name, value, default=value)
+        c.expect("swiglu_beta", 1.0, default=1.0)
+        dim, layers = c.positive("head_dim", 128), c.positive("num_hidden_layers")
+        # the small keys turn like the others, and each head of keys has its choice
+        c.expect("index_head_dim", dim, default=128)
+        c.expect("index_n_heads", c.positive("num_key_value_heads"), default=4)
+        kinds = ["full_attention"] * layers
+        if c.values.get("layer_types") is not None:
+            expected = f'"{_KINDS[0]}" or "{_KINDS[1]}" for each of {layers} layers'
+            kinds = c.listed("layer_types", layers, lambda each: each in _KINDS, expected)
+        count, recent = c.positive("index_topk_blocks", 16), c.count("index_local_blocks", 1)
+        if recent > count:
+            raise c.error("index_local_blocks", f"at most index_topk_blocks, which is {count}")
+        numbers = c.positive_float("swiglu_alpha", 1.702), c.positive_float("swiglu_limit", 7.0)
+        joined = has_tensor(c, ".mlp.gate_up_proj.weight") or has_tensor(c, ".shared_experts.gate_up_proj.weight")
+        return MiniMaxM3Config.common(
+            c,
+            head_dim=dim,
+            rotary_share=1.0,
+            intermediate_size=c.positive("dense_intermediate_size", 12288),
+            norm=partial(RMSNorm, offset=1.0),
+            qk_norms=head_norms,
+            windows=(),
+            activation="silu",
+            swiglu_numbers=numbers,
+            gate_up_reads=("gate_up_proj",) if joined else ("gate_proj", "up_proj"),
+            mixture=_mixture(c, numbers),
+            sparse=sparse_by_kind(c, 0),
+            choice=BlockChoice(dim**-0.5, c.positive("index_block_size", 128), count, recent),
+            choosing=tuple(kind == _KINDS[1] for kind in kinds),
+        )
+
+    def __init__(self, c: MiniMaxM3Config, mesh: Mesh) -> None:
+        def attention(layer: int) -> nn.Module:
+            return ChoosingAttention(c, mesh) if c.choosing[layer] else RotaryAttention(c, mesh, layer)
+
+        super().__init__(c, mesh, attention)
+
+    def own_name(self, name: str) -> str:
+        for stored, own in (
+            *((".block_sparse_moe.", ".mlp."), (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias")),
+            (".self_attn.indexer.", ".self_attn.index_"),
+        ):
+            name = name.replace(stored, own)
+        return name
+
+
+MiniMaxM3SparseForConditionalGeneration = MiniMaxM3VLForCausalLM
+
+
+def _mixture(c: Checkpoint, numbers: tuple[float, float]) -> Mixture:
+    rule = RouterRule(
+        c.positive("num_experts_per_tok"),
+        "sigmoid",
+        is_normalized=True,
+        factor=c.positive_float("routed_scaling_factor", 2.0),
+    )
+    return Mixture(
+        experts=c.positive("num_local_experts"),
+        width=c.positive("intermediate_size"),
+        rule=rule,
+        stored=read_stored(c, NUMBERED),
+        correction="e_score_correction_bias",
+        activation="clamped_swiglu",
+        numbers=numbers,
+        shared_width=c.positive("shared_intermediate_size", 3072),
+    )

@@ -1,0 +1,203 @@
+"""Attention to blocks of keys that each query chooses by small keys of their own.
+
+The keys of a sequence lie in blocks of `width` consecutive ones. A query scores every key before it by its product with
+the small key of that token; a block has the highest score of its keys. The query attends to the `num_chosen` blocks
+with the highest scores, of which the last `num_recent` ones that it sees are always some; each head of keys chooses
+apart. Where there are no more than `num_chosen` blocks it attends to all tokens, and no scores are computed.
+
+What a token adds to a sum depends on its position alone, never on what else is computed: queries that see equally many
+blocks are attended together, in fours.
+
+Source: the releases of MiniMax-M3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.ops.recurrent import TokenRows
+from octavo.ops.registry import Operator
+
+_KEY_TILE: Final = 32
+"""Queries see a multiple of this many keys, the hidden ones included, as in the reference of other attention."""
+_GATHERED_KEYS: Final = 1 << 14
+"""Most keys of a head that are gathered at once for queries that choose; those of one query may be more."""
+_SCORED_KEYS: Final = 1 << 20
+"""Most small keys that are scored at once for all queries; those of one query may be more."""
+
+
+class BlockChoice(NamedTuple):
+    """Which blocks a query attends to, and the factor of its scores."""
+
+    scale: float
+    width: int
+    """Keys of a block."""
+    num_chosen: int
+    """Blocks that a query attends to."""
+    num_recent: int
+    """How many of them are the last ones."""
+
+
+class _Sequence(NamedTuple):
+    """A sequence's part of a cache."""
+
+    store: Tensor
+    """[blocks, tokens of a block, values]"""
+    table: Tensor
+    """int64 [its blocks]"""
+    kv_heads: int
+    dim: int
+
+    def place(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the block of the cache and the place in it of each position, int64 of any shape."""
+        size = self.store.shape[1]
+        return self.table[positions // size], positions % size
+
+    def heads(self, positions: Tensor, section: int) -> Tensor:
+        """Return keys (section 0) or values (1), float32 [queries, kv_heads, keys, dim], at positions [queries,
+        kv_heads or 1, keys]."""
+        values = self.kv_heads * self.dim
+        rows = self.store[..., section * values : (section + 1) * values]
+        rows = rows.view(*rows.shape[:2], self.kv_heads, self.dim)
+        heads = torch.arange(self.kv_heads, device=positions.device)[:, None]
+        return rows[(*self.place(positions), heads)].float()
+
+    def small_keys(self, positions: Tensor) -> Tensor:
+        """Return the small keys at positions [keys], float32 [keys, size]."""
+        return self.store[..., 2 * self.kv_heads * self.dim :][self.place(positions)].float()
+
+
+def block_sparse_attention(
+    q: Tensor, k: Tensor, v: Tensor, small: tuple[Tensor, Tensor], cache: Tensor, metadata: TokenRows, by: BlockChoice
+) -> Tensor:
+    """Write keys to their slots, then let every query attend to the blocks that it chooses, itself included.
+
+    q is [tokens, heads, dim], k and v are [tokens, kv_heads, dim], `small` the queries [tokens, kv_heads, size] and the
+    keys [tokens, size] of the choice; the result is [tokens, heads, dim]. `cache` [blocks, values] is the layer's, with
+    key, value and small key of each token of a block one after the other; it is updated in place.
+    """
+    out = torch.zeros_like(q)
+    if q.is_meta:
+        return out
+    written, slots, size = (
+        torch.cat((k.flatten(1), v.flatten(1), small[1]), dim=1),
+        metadata.slot_mapping,
+        metadata.block_size,
+    )
+    store = cache.view(len(cache), size, -1)
+    store[slots // size, slots % size] = written.to(store.dtype)
+    first = 0
+    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
+        sequence, begin = _Sequence(store, table.long(), *k.shape[1:]), length - count
+        for start, stop in _spans(begin, length, by):
+            tokens = slice(first + start - begin, first + stop - begin)
+            out[tokens] = _attend(q[tokens], small[0][tokens], sequence, range(start, stop), by)
+        first += count
+    return out
+
+
+def workspace_bytes(kv_heads: int, dim: int, small_size: int, num_seen: int, max_length: int, num_tokens: int) -> int:
+    """Return the most bytes that the reference allocates beside its output.
+
+    num_seen: keys that a query attends to. max_length: tokens of the longest sequence. num_tokens: of a step.
+    """
+    gathered = max(_GATHERED_KEYS, num_seen) * kv_heads * (2 * (4 * dim + 2 * dim) + 4 * 8)
+    scored = max(_SCORED_KEYS, max_length) * kv_heads * 3 * 4 + max_length * (small_size * 8 + 3 * 8)
+    return gathered + scored + num_tokens * kv_heads * (2 * dim + small_size) * 8
+
+
+def _spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
+    """Cut the queries at positions [start, end) into spans that see equally many blocks."""
+    while start < end:
+        seen = start // by.width + 1
+        step = by.width
+        if seen > by.num_chosen:
+            step = max(1, min(_GATHERED_KEYS // (by.num_chosen * by.width), _SCORED_KEYS // (seen * by.width)))
+        stop = min(end, seen * by.width, start + step)
+        yield start, stop
+        start = stop
+
+
+def _attend(q: Tensor, small: Tensor, sequence: _Sequence, positions: range, by: BlockChoice) -> Tensor:
+    """Attend q [queries, heads, dim], which see equally many blocks, to the keys that they choose."""
+    queries = torch.arange(positions.start, positions.stop, device=q.device)[:, None, None]
+    seen = positions.start // by.width + 1
+    if seen <= by.num_chosen:
+        keys = torch.arange(seen * by.width, device=q.device).expand(1, 1, -1)
+    else:
+        blocks = _chosen(small, sequence, positions, by)  # [queries, kv_heads, num_chosen]
+        keys = (blocks[..., None] * by.width + torch.arange(by.width, device=q.device)).flatten(2)
+    keys = F.pad(keys, (0, -keys.shape[2] % _KEY_TILE), value=seen * by.width)
+    mask = torch.zeros((), device=q.device).masked_fill(keys > queries, float("-inf"))[:, :, None]
+    # hidden keys are others: what lies there may be NaN, which a weight of zero would not hide
+    keys = keys.clamp(max=positions.stop - 1)
+    k, v = (sequence.heads(keys, each).expand(len(q), -1, -1, -1) for each in (0, 1))
+    grouped = q.float().view(len(q), sequence.kv_heads, -1, sequence.dim)
+    shared = grouped.shape[2]
+    padded = F.pad(grouped, (0, 0, 0, -shared % 4))
+    out = F.scaled_dot_product_attention(padded, k, v, attn_mask=mask, scale=by.scale)
+    return out[:, :, :shared].flatten(1, 2).to(q.dtype)
+
+
+def _chosen(small: Tensor, sequence: _Sequence, positions: range, by: BlockChoice) -> Tensor:
+    """Return the blocks that queries choose, which see equally many.
+
+    small [queries, kv_heads, size] → int64 [queries, kv_heads, num_chosen], in ascending order.
+    """
+    seen, device = positions.start // by.width + 1, small.device
+    keys = torch.arange(seen * by.width, device=device)
+    stored = sequence.small_keys(keys.clamp(max=positions.stop - 1))
+    rows = small.float().flatten(0, 1)
+    scores = torch.matmul(F.pad(rows, (0, 0, 0, -len(rows) % 4)), stored.t())[: len(rows)]
+    queries = torch.arange(positions.start, positions.stop, device=device)[:, None, None]
+    scores = scores.view(*small.shape[:2], -1).masked_fill(keys > queries, float("-inf"))
+    best = scores.view(*small.shape[:2], seen, by.width).amax(dim=3)
+    best[..., seen - min(by.num_recent, seen) :] = float("inf")
+    return best.topk(by.num_chosen, dim=2).indices.sort(dim=2).values
+
+
+def _examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield prompts and decode steps in one batch, whose queries see all blocks or choose some."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for heads, kv_heads, dim, size, by in (
+        (4, 2, 16, 8, BlockChoice(0.25, 4, 3, 1)),
+        (6, 1, 24, 16, BlockChoice(0.3, 8, 2, 0)),
+    ):
+        counts, lengths, block_size = (7, 1, 1, 21), (7, 40, 5, 50), 16
+        num_tokens, tables, slots = sum(counts), [], []
+        for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            tables.append([1 + 4 * row + each for each in range(4)])
+            places = range(length - count, length)
+            slots += [tables[-1][place // block_size] * block_size + place % block_size for place in places]
+        starts = torch.tensor([0, 7, 8, 9, 30], dtype=torch.int32)
+        rows = TokenRows(
+            starts,
+            torch.tensor(lengths, dtype=torch.int32),
+            torch.tensor(tables, dtype=torch.int32),
+            torch.tensor(slots),
+            block_size,
+            counts,
+            lengths,
+        )
+        cache = made(17, block_size * (2 * kv_heads * dim + size))
+        q, k, v = made(num_tokens, heads, dim), made(num_tokens, kv_heads, dim), made(num_tokens, kv_heads, dim)
+        yield q, k, v, (made(num_tokens, kv_heads, size), made(num_tokens, size)), cache, rows, by
+
+
+def _trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the result and the cache that it leaves."""
+    q, k, v, small, cache, rows, by = arguments
+    kept = cache.clone()
+    return implementation(q, k, v, small, kept, rows, by), kept
+
+
+OPERATORS = (Operator("block_sparse_attention", block_sparse_attention, _examples, trial=_trial),)

@@ -1,0 +1,158 @@
+"""MiniMax-M3: the release's config, the names of both layouts, and what the choice of blocks changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo import LLM, SamplingParams
+from octavo.attention.backend import cache_layout
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Indexed
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.errors import CheckpointError
+from octavo.models.registry import resolve_model
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import edit_config, make_checkpoint
+from tests.models.paged_run import load, logits_of
+
+TOKENS = [3 + 7 * each % 120 for each in range(30)]
+
+
+def logits(path: Path, tokens: list[int] = TOKENS) -> torch.Tensor:
+    return logits_of(load(path), tokens)
+
+
+def text_config(path: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return config["text_config"]
+
+
+def as_released(text: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a text model as the release has it: kinds of layers as numbers, rotation on one level."""
+    sparse = {
+        "use_sparse_attention": True,
+        "sparse_index_dim": text.pop("index_head_dim"),
+        "sparse_num_index_heads": text.pop("index_n_heads"),
+        "sparse_topk_blocks": text.pop("index_topk_blocks"),
+        "sparse_block_size": text.pop("index_block_size"),
+        "sparse_local_block": text.pop("index_local_blocks"),
+        "sparse_disable_index_value": [0, 1, 1],
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+        "sparse_attention_freq": [0, 1, 1],
+    }
+    for name in ("layer_types", "mlp_layer_types", "rope_parameters", "model_type"):
+        del text[name]
+    return text | {
+        "sparse_attention_config": sparse,
+        "moe_layer_freq": [0, 1, 1],
+        "rope_theta": 10_000.0,
+        "rotary_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "hidden_act": "swigluoai",
+        "swiglu_beta": 1.0,
+        "use_gemma_norm": True,
+        "attention_output_gate": False,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_head",
+        "n_shared_experts": 1,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "num_mtp_modules": 7,
+        "num_nextn_predict_layers": 1,
+    }
+
+
+def test_the_config_of_the_release_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_checkpoint("minimax_m3_vl", tmp_path)
+    expected = logits(path)
+    edit_config(path, text_config=as_released(text_config(path)))
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(logits(path), expected)
+    assert "multi_modal_projector (4 tensors), patch_merge_mlp (4 tensors), vision_tower" in caplog.text
+
+
+def test_the_text_model_has_the_names_of_transformers_class(tmp_path: Path) -> None:
+    """Experts are stacked there, halves of gated MLPs lie in one tensor, and the indexer is a module of its own."""
+    path = make_checkpoint("minimax_m3_vl", tmp_path)
+    expected, stored, made = logits(path), load_file(path / "model.safetensors"), {}
+    for name, tensor in stored.items():
+        if not name.startswith("language_model."):
+            continue
+        name = name.removeprefix("language_model.")
+        for released, own in (
+            (".block_sparse_moe.e_score", ".mlp.gate.e_score"),
+            (".block_sparse_moe.", ".mlp."),
+            (".self_attn.index_", ".self_attn.indexer."),
+        ):
+            name = name.replace(released, own)
+        made[name] = tensor
+    for layer in range(3):
+        start = f"model.layers.{layer}.mlp."
+        for mlp in (start,) if layer == 0 else (f"{start}shared_experts.",):
+            halves = [made.pop(f"{mlp}{each}_proj.weight") for each in ("gate", "up")]
+            made[f"{mlp}gate_up_proj.weight"] = torch.cat(halves)
+        if layer:
+            w1, w2, w3 = (
+                torch.stack([made.pop(f"{start}experts.{expert}.w{number}.weight") for expert in range(6)])
+                for number in (1, 2, 3)
+            )
+            made |= {f"{start}experts.gate_up_proj": torch.cat((w1, w3), 1), f"{start}experts.down_proj": w2}
+    save_file(made, path / "model.safetensors", metadata={"format": "pt"})
+    text = {**text_config(path), "architectures": ["MiniMaxM3VLForCausalLM"]}
+    edit_config(path, remove=("text_config", "vision_config"), **text)
+    assert torch.equal(logits(path), expected)
+
+
+def test_the_choice_counts_from_the_first_block_on_that_is_not_chosen(tmp_path: Path) -> None:
+    chosen = logits(make_checkpoint("minimax_m3_vl", tmp_path / "chosen"))
+    whole = logits(make_checkpoint("minimax_m3_vl", tmp_path / "whole", index_topk_blocks=20))
+    assert torch.equal(chosen[:12], whole[:12])
+    assert all(not torch.equal(*pair) for pair in zip(chosen[12:], whole[12:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("index_head_dim", 8),
+        ("index_n_heads", 4),
+        ("index_local_blocks", 4),
+        ("layer_types", ["full_attention", "sliding_attention", "minimax_m3_sparse"]),
+        ("sparse_init_block", 1),
+        ("sparse_score_type", "mean"),
+        ("attention_output_gate", True),
+        ("swiglu_beta", 0.5),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
+    path = make_checkpoint("minimax_m3_vl", tmp_path)
+    edit_config(path, text_config={**text_config(path), name: value})
+    checkpoint = Checkpoint.open(path)
+    with pytest.raises(CheckpointError, match=name):
+        resolve_model(checkpoint).read(checkpoint)
+
+
+def test_chosen_keys_are_not_in_the_codes_of_a_quantised_cache() -> None:
+    for dtype, expected in ((torch.float32, torch.float32), (torch.int8, torch.bfloat16)):
+        layout = cache_layout(ReferenceBackend(dtype), Indexed(2, 16, 8, 12), 5, 16)
+        assert layout.shape == (1, 5, 16 * (2 * 2 * 16 + 8))
+        assert layout.dtype == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_text_is_generated_with_a_quantised_cache(device: str, tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint("minimax_m3_vl", tmp_path, vocab_size=300))
+    with LLM(str(path), device=device, kv_cache_dtype="int8", max_model_len=96, block_size=16) as llm:
+        both = llm.generate([TOKENS, TOKENS[:5]], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+        alone = [
+            llm.generate(each, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0]
+            for each in (TOKENS, TOKENS[:5])
+        ]
+    assert [each.outputs[0].token_ids for each in both] == [each.outputs[0].token_ids for each in alone]
