@@ -12,7 +12,7 @@ from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TO
 ENCODERS: Final = frozenset(
     {
         *("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new", "camembert", "deberta-v2"),
-        *("distilbert", "electra", "jina_bert", "jina_embeddings_v3", "mpnet"),
+        *("albert", "distilbert", "electra", "jina_bert", "jina_embeddings_v3", "mpnet"),
     }
 )
 """`model_type` of the models whose tokens see those behind them too."""

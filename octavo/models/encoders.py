@@ -1,10 +1,11 @@
-"""Encoders, whose tokens see those behind them too: BERT, ELECTRA, RoBERTa, XLM-RoBERTa, NomicBERT, GTE and ModernBERT.
+"""Encoders, whose tokens see those behind them too: BERT, ALBERT, ELECTRA, RoBERTa, NomicBERT, GTE and ModernBERT.
 
 A prompt is computed whole in one step, and nothing of it is kept: all layers write their keys and values to one cache.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import OPERATOR_OF
@@ -82,13 +84,16 @@ class ElectraModel(BertEncoder):
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
         width = c.positive("embedding_size", 128)
-        c.expect("hidden_act", "gelu", default="gelu")
-        return super().read(c, head_function="gelu", embedding_size=width, **own)
+        if "activation" not in own:
+            c.expect("hidden_act", "gelu", default="gelu")
+        is_narrow = width != c.positive("hidden_size")
+        given = {"head_function": "gelu", "embedding_size": width if is_narrow else 0}
+        return super().read(c, **given | own)
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         self.embeddings_project = None
-        if c.embedding_size == c.hidden_size:
+        if not c.embedding_size:
             return
         width = c.embedding_size
         self.embed_tokens = Embedding(c.vocab_size, width, mesh)
@@ -101,6 +106,57 @@ class ElectraModel(BertEncoder):
         """Make the first layer's input [tokens, hidden] of embeddings [tokens, embedding_size]."""
         x = super().embed(x, batch)
         return x if self.embeddings_project is None else self.embeddings_project(x)
+
+
+class AlbertModel(ElectraModel):
+    """ALBERT: BERT whose layers share their weights, all of them or those of a group. Source:
+    https://arxiv.org/abs/1909.11942."""
+
+    NAMES = {
+        r"^albert\.": "",
+        r"^embeddings\.word_embeddings": "embed_tokens",
+        r"^embeddings\.position_embeddings": "embed_positions",
+        r"^embeddings\.token_type_embeddings": "embed_types",
+        r"^embeddings\.LayerNorm": "embed_norm",
+        r"^encoder\.embedding_hidden_mapping_in": "embeddings_project",
+        r"\.attention\.dense": ".self_attn.o_proj",
+        r"\.attention\.LayerNorm": ".input_layernorm",
+        r"\.attention\.": ".self_attn.",
+        r"\.full_layer_layer_norm": ".post_attention_layernorm",
+        r"\.ffn\.": ".mlp.up_proj.",
+        r"\.ffn_output\.": ".mlp.down_proj.",
+        r"^pooler\.": "score.dense.",
+        r"^classifier\.": "score.classifier.",
+    }
+    IGNORED = (*BertEncoder.IGNORED, r"(predictions|sop_classifier)\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        passes, groups = c.positive("num_hidden_layers"), c.positive("num_hidden_groups", 1)
+        inner = c.positive("inner_group_num", 1)
+        if groups > passes:
+            raise c.error("num_hidden_groups", f"at most num_hidden_layers, which is {passes}")
+        if passes * inner > MOST_LAYERS:
+            raise c.error("inner_group_num", f"at most {MOST_LAYERS:,} layers in num_hidden_layers passes")
+        order = [int(each / (passes / groups)) * inner + place for each in range(passes) for place in range(inner)]
+        own |= {"head_function": "tanh", "embedding_size": c.positive("embedding_size", 128)}
+        own["activation"] = c.expect("hidden_act", *OPERATOR_OF, default="gelu_new")
+        return super().read(c, num_layers=groups * inner, order=tuple(order), group_size=inner, **own)
+
+    def own_name(self, name: str) -> str:
+        groups = r"^(albert\.)?encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)"
+        size = self.encoder_config.group_size
+        return super().own_name(re.sub(groups, lambda found: f"layers.{int(found[2]) * size + int(found[3])}", name))
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """Apply the layers in the config's order."""
+        x, _ = self.begin(batch)
+        for place in self.encoder_config.order:
+            x, _ = self.layers[str(place)](x, None, batch)
+        return x
+
+    def add_scores(self, num_labels: int, head: str = "classifier") -> None:
+        Encoder.add_scores(self, num_labels, head)
 
 
 class RobertaModel(BertEncoder):

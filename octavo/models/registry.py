@@ -67,6 +67,7 @@ _FILES: Final = {
     "cohere": ("Cohere", "Cohere2", "Cohere2Moe"),
     "distance_encoders": ("DebertaV2", "JinaBert", "MPNet"),
     "encoders": (
+        "Albert",
         "Bert",
         "DistilBert",
         "Electra",

@@ -193,6 +193,7 @@ OTHER_ARCHITECTURES = {
 _DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 _DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 _ENCODERS = [
+    "Albert",
     "Bert",
     "DistilBert",
     "Electra",

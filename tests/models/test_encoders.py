@@ -28,6 +28,7 @@ ENCODERS: dict[str, dict[str, Any]] = {"Bert": BERT, "Roberta": ROBERTA, "XLMRob
 DISTIL = {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96}
 DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 DEBERTA |= {"pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0}
+ENCODERS["Albert"] = {"type_vocab_size": 2, "embedding_size": 24, "hidden_act": "gelu"}
 ENCODERS["Electra"] = {"type_vocab_size": 2, "embedding_size": 64}
 ENCODERS |= {"DebertaV2": DEBERTA, "DistilBert": DISTIL, "Camembert": ROBERTA, "JinaEmbeddingsV3": ROBERTA}
 
@@ -81,6 +82,32 @@ def test_small_electra_projects_narrower_embeddings(tmp_path: Path, head: str) -
                 logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
             found = torch.tensor(output.outputs.probs if is_whole else output.outputs.data)
             torch.testing.assert_close(found, logits.softmax(-1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification"])
+def test_albert_has_groups_of_layers_that_share_weights(tmp_path: Path, head: str) -> None:
+    groups = {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2, "embedding_size": 64}
+    model = save(tmp_path, f"AlbertFor{head}", **groups, num_labels=3)
+    with LLM(str(tmp_path), convert="auto", runner="pooling") as llm:
+        for text in TEXTS:
+            if head in ("MaskedLM", "PreTraining"):
+                (embedded,) = llm.embed(text)
+                hidden = hidden_of(model, embedded.prompt_token_ids)[0]
+                want = torch.nn.functional.normalize(hidden, dim=-1)
+                torch.testing.assert_close(torch.tensor(embedded.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+                continue
+            is_whole = head == "SequenceClassification"
+            (output,) = llm.classify(text) if is_whole else llm.encode(text, pooling_task="token_classify")
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+            found = torch.tensor(output.outputs.probs if is_whole else output.outputs.data)
+            torch.testing.assert_close(found, logits.softmax(-1), rtol=1e-5, atol=1e-6)
+    edit_config(tmp_path, inner_group_num=1000)
+    with pytest.raises(CheckpointError, match="inner_group_num is 1000, expected at most 1,024 layers"):
+        LLM(str(tmp_path), convert="auto", runner="pooling")
+    edit_config(tmp_path, num_hidden_groups=6)
+    with pytest.raises(CheckpointError, match="num_hidden_groups is 6, expected at most num_hidden_layers, which is 5"):
+        LLM(str(tmp_path), convert="auto", runner="pooling")
 
 
 @pytest.mark.parametrize("factor", [None, 2.0])
@@ -240,7 +267,7 @@ def test_cross_encoders_score_pairs_by_the_sigmoid_of_one_label(tmp_path: Path, 
             second = output.prompt_token_ids.index(2) + 1
             types = (torch.arange(ids.shape[1])[None] >= second).long()
             with torch.inference_mode():
-                given = {"token_type_ids": types} if family in ("Bert", "Electra") else {}
+                given = {"token_type_ids": types} if family in ("Albert", "Bert", "Electra") else {}
                 want = torch.sigmoid(model(input_ids=ids, **given).logits[0, 0]).item()
             assert output.outputs.score == pytest.approx(want, rel=1e-5, abs=1e-6)
         alone = [llm.score("w20 w21", document)[0].outputs for document in documents]
