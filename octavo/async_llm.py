@@ -213,9 +213,10 @@ class AsyncLLM:
         if aborted and self._client.is_running:
             self._client.send(AbortRequests(aborted))
 
-    async def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
-        return bool(await self.call("reset_prefix_cache"))
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Drop all cached prefixes and pins, as `LLMEngine.reset_prefix_cache` does. Returns False, without effect in
+        the replica that refuses it, while requests have KV blocks or blocks are being moved."""
+        return bool(await self.call("reset_prefix_cache", bool(reset_running_requests)))
 
     async def resolved(self, adapter: LoRARequest) -> LoRARequest:
         """Return an adapter with the digest of its files, which a thread reads if they have changed. Raises

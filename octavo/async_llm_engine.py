@@ -81,9 +81,9 @@ class AsyncLLMEngine:
         """Raise EngineDeadError when the core has died or was shut down, EngineUnresponsiveError when it hangs."""
         await (await self.start()).check_health()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""
-        return await (await self.start()).reset_prefix_cache()
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Drop all cached prefixes and pins, as `AsyncLLM.reset_prefix_cache` does."""
+        return await (await self.start()).reset_prefix_cache(reset_running_requests)
 
     async def is_paused(self) -> bool:
         """Return whether a pause holds requests back."""

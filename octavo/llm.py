@@ -261,9 +261,9 @@ class LLM:
         config = self.engine.input.vectors.checked(task)
         return task or config.task, self._run(prompts, each, options, use_tqdm)
 
-    def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
-        return self.engine.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Drop cached prefixes and pins; False while requests run, unless they are to be computed again."""
+        return self.engine.reset_prefix_cache(reset_running_requests)
 
     def pin_prefix(
         self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None

@@ -56,6 +56,7 @@ async def test_requests_start_one_engine_between_them(starts: list[EngineArgs]) 
     await engine.check_health()
     assert (await engine.get_tokenizer()).vocab_size > 0
     assert await engine.reset_prefix_cache()
+    assert await engine.reset_prefix_cache(reset_running_requests=True)
     assert starts == [args]
     await engine.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):

@@ -346,7 +346,7 @@ def test_an_output_says_why_it_found_no_more_in_the_cache(tmp_path: Path) -> Non
     assert found({"prompt": "0123456789", "cache_namespace": "s"}) == (0, "the next block is new")
     assert found({"prompt": "0123456789", "cache_namespace": "s"}) == (8, "the rest fills no block")
     assert found({"prompt": "0123456789", "cache_namespace": "s", "cache_salt": "s"}) == (0, "the next block is new")
-    assert llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache(reset_running_requests=True)
     assert found("0123456789") == (0, "the next block is new")
     (output,) = llm.generate("0123456789", SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert output.cache_miss_reason == "prompt_logprobs needs every position computed"

@@ -185,9 +185,12 @@ class LLMEngine:
         """Return whether `step` has something to do."""
         return self._error is None and bool(self._aborted or len(self._output) or self.core.has_unfinished())
 
-    def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
-        return bool(self.call("reset_prefix_cache"))
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks.
+
+        reset_running_requests: they lose them first, and are computed again, with the same tokens.
+        """
+        return bool(self.call("reset_prefix_cache", bool(reset_running_requests)))
 
     def pin_prefix(
         self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None

@@ -183,7 +183,7 @@ ENDPOINTS = (
     Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
     _command("/pin_prefix", tokens.pin_prefix, PinPrefixRequest, tokens.PinPrefixResponse, Right.CACHE),
     _command("/unpin_prefix", tokens.unpin_prefix, PrefixRequest, tokens.UnpinPrefixResponse, Right.CACHE),
-    _command("/reset_prefix_cache", tokens.reset_prefix_cache, None, tokens.CacheReset, Right.CACHE),
+    _command("/reset_prefix_cache", tokens.reset_prefix_cache, None, tokens.CacheReset, Right.CACHE, tokens.ResetQuery),
     Endpoint("GET", "/is_paused", health.is_paused, None, health.PauseState, right=Right.OBSERVE, query=NoQuery),
     _command("/pause", health.pause, None, health.Paused, query=health.PauseQuery),
     _command("/resume", health.resume, None, health.Paused),

@@ -165,6 +165,20 @@ def test_requests_that_arrive_during_a_pause_are_within_the_limits_of_the_queue(
             core.step()
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_running_requests_are_computed_again_when_the_cache_is_forgotten(settings: dict[str, Any]) -> None:
+    for num_steps in (1, 3, 8):
+        reader = started(num_steps, **settings)
+        core, manager = reader.core, reader.core.scheduler.block_manager
+        assert not core.call("reset_prefix_cache"), "requests run"
+        assert core.call("reset_prefix_cache", True)
+        assert manager.num_used_blocks == core.stats().num_swapped == 0
+        assert [manager.num_cached_tokens(each) for each in requests()] == [0] * len(PROMPTS)
+        reader.core.scheduler.check()
+        assert reader.finish() == expected(**settings)
+        assert core.stats().num_preemptions > 0
+
+
 def test_a_sleep_takes_the_place_of_a_pause_and_a_call_of_wake_up_ends_one() -> None:
     core = make_core()
     core.call("pause", "keep", True)

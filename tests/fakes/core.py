@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
@@ -19,7 +19,9 @@ from octavo.core.messages import (
 )
 from octavo.core.outputs import RequestError
 from octavo.core.step import TokenLogprobs
+from octavo.engine.sleep import Sleep
 from octavo.errors import ConfigError, OctavoError
+from octavo.executor.executor import Executor
 
 VOCAB_SIZE = 260
 
@@ -78,6 +80,7 @@ class ScriptedCore:
     is_waiting: bool = False
 
     def __post_init__(self) -> None:
+        self.sleep = Sleep(cast("Executor", self), lambda _: None, is_allowed=False)
         self.is_still = False
         self._running: dict[str, dict[int, _Reply]] = {}
         self._num_left: dict[tuple[str, int], int] = {}

@@ -320,9 +320,9 @@ class FakeAsyncLLM:
             raise RequestFailed("/nowhere: does not exist")
         self.weights, self.sleeps = model_path, False
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.pinned.clear()
-        return not self.is_busy
+        return reset_running_requests or not self.is_busy
 
     def _prefix(self, prompt: Prompt) -> list[int]:
         return self._accept(prompt, SamplingParams())

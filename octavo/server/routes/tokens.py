@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +17,12 @@ from octavo.server.preparing import TokensRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
+
+
+class ResetQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /reset_prefix_cache`."""
+
+    reset_running_requests: Annotated[bool, Meta(description="let running requests be computed again")] = False
 
 
 class CacheReset(Struct, frozen=True):
@@ -86,11 +94,13 @@ async def unpin_prefix(context: ServerContext, request: Request) -> UnpinPrefixR
 
 
 async def reset_prefix_cache(context: ServerContext, request: Request) -> CacheReset:
-    """Forget all cached prefixes. Raises ApiError 409 while requests run."""
-    if not await context.llm.reset_prefix_cache():
+    """Forget all cached prefixes. Raises ApiError 409 while requests run, unless they are to be computed again."""
+    asked: ResetQuery = request.state.query
+    if not await context.llm.reset_prefix_cache(asked.reset_running_requests):
         raise ApiError(
             409,
-            "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is",
+            "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is, or "
+            "with reset_running_requests, which lets them be computed again once no blocks are being moved",
             code="requests_running",
         )
     return CacheReset()

@@ -99,6 +99,11 @@ def test_a_reset_needs_no_body_and_says_when_it_is_too_early(server: Served) -> 
     server.llm.is_busy = True
     answer = ask(server.url, "/reset_prefix_cache", method="POST")
     assert (answer.status, answer.error["code"]) == (409, "requests_running")
+    assert "reset_running_requests" in answer.error["message"]
+    path = "/reset_prefix_cache?reset_running_requests="
+    assert ask(server.url, f"{path}true", method="POST").json == {"reset": True}
+    assert ask(server.url, f"{path}false", method="POST").status == 409
+    assert ask(server.url, f"{path}now", method="POST").error["param"] == "reset_running_requests"
 
 
 def test_a_key_is_wanted(start_server: Any) -> None:
