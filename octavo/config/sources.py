@@ -112,7 +112,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {type(content).__name__}, expected keys such as max_num_seqs: 64")
+        what = "a list" if isinstance(content, list) else "a single value"
+        raise ConfigError(f"{path} holds {what}, expected keys such as max_num_seqs: 64")
     known = known_arguments()
     values: dict[str, Any] = {}
     for key, value in content.items():
