@@ -41,8 +41,8 @@ def make_connector(
     transfer, device = config.transfer, config.device
     if block_manager.encodings:
         raise ConfigError(
-            "role, kv_disk or kv_host_size is set, but what this model's encoder makes of sounds does not move between "
-            "engines and tiers; leave them out"
+            "role, kv_disk or kv_host_size is set, but what this model's encoder makes of sounds or images does not "
+            "move between engines and tiers; leave them out"
         )
     sources: list[PrefixSource] = []
     address = None
