@@ -319,6 +319,13 @@ class AsyncLLM:
         """Wait until the last core is given up, or `shutdown` was called, and return the error with the reason."""
         return await asyncio.shield(self._dead)
 
+    def begin_shutdown(self) -> None:
+        """Tell the core process to end; open requests get EngineDeadError. Idempotent, and possible when the event loop
+        has ended."""
+        self._receiver.cancel()
+        self._die(EngineDeadError("the engine has been shut down"))
+        self._client.begin_shutdown()
+
     async def shutdown(self) -> None:
         """End the core process; open requests get EngineDeadError. Bounded in time, and idempotent."""
         self._receiver.cancel()

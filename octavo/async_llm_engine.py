@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class AsyncLLMEngine:
     def __init__(self, args: EngineArgs) -> None:
         self._args = args
         self._starting: asyncio.Task[AsyncLLM] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLMEngine:
@@ -113,10 +114,21 @@ class AsyncLLMEngine:
         """Take other weights, as `LLM.update_weights_from_disk` does; running requests go on. Raises RequestFailed."""
         await (await self.start()).update_weights_from_disk(model_path)
 
-    def shutdown(self) -> asyncio.Task[None]:
+    def shutdown(self) -> Awaitable[None]:
         """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits
-        what it returns goes on when the process has ended."""
-        return asyncio.create_task(self._shut_down(), name="octavo-shutdown")
+        what it returns goes on when the process has ended.
+
+        It may be called when the event loop has ended, or just before: the process is told at once.
+        """
+        starting = self._starting
+        if starting is not None and starting.done() and not starting.cancelled() and starting.exception() is None:
+            starting.result().begin_shutdown()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return _Ended()
+        self._ending = loop.create_task(self._shut_down(), name="octavo-shutdown")
+        return self._ending
 
     async def _shut_down(self) -> None:
         if self._starting is None:
@@ -125,3 +137,10 @@ class AsyncLLMEngine:
         [started] = await asyncio.gather(self._starting, return_exceptions=True)
         if isinstance(started, AsyncLLM):
             await started.shutdown()
+
+
+class _Ended(Awaitable[None]):
+    """What there is to wait for without an event loop: nothing."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,6 +27,24 @@ from tests.fakes.served_core import served_core
 from tests.server.fake_llm import FakeAsyncLLM
 
 pytestmark = pytest.mark.anyio
+
+PROGRAM = """
+import asyncio, sys
+from octavo import AsyncEngineArgs, AsyncLLMEngine
+
+engine = AsyncLLMEngine(AsyncEngineArgs(num_gpu_blocks_override=64))
+
+async def use():
+    [replica] = (await engine.start())._client._replicas
+    if sys.argv[1] == "in the loop":
+        engine.shutdown()
+    return replica.client._core.process
+
+process = asyncio.run(use())
+if sys.argv[1] == "behind it":
+    engine.shutdown()
+print("ended with", process.wait(30))
+"""
 
 
 @pytest.fixture
@@ -80,6 +100,12 @@ async def test_a_shutdown_that_nobody_awaits_ends_the_engine(starts: list[Engine
     engine.shutdown()
     assert "shut down" in str(await asyncio.wait_for(llm.wait_dead(), 5))
     await engine.shutdown()
+
+
+@pytest.mark.parametrize("place", ["in the loop", "behind it"])
+def test_a_shutdown_at_the_end_of_the_event_loop_or_behind_it_ends_the_core(place: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, place], capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.returncode) == ("ended with 0\n", 0), ended.stderr
 
 
 async def test_an_engine_that_never_started_ends_without_starting(starts: list[EngineArgs]) -> None:

@@ -102,7 +102,7 @@ class CallingClient:
         if not self._writer.is_closing():  # a transport of uvloop raises RuntimeError then
             self._writer.write(frames.pack(message))
 
-    def _shut_down(self) -> None:
+    def begin_shutdown(self) -> None:
         """Let the other end stop, the first time."""
         if self._error is None:
             self._write(Shutdown())

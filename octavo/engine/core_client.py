@@ -143,7 +143,7 @@ class ProcessClient(CallingClient):
 
     async def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the core and wait for its process, with force when it takes longer than `timeout_s`. Idempotent."""
-        self._shut_down()
+        self.begin_shutdown()
         if self._core is not None:
             await asyncio.to_thread(self._core.end, timeout_s)
         self._writer.close()

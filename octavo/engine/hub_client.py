@@ -97,7 +97,7 @@ class HubClient(CallingClient):
 
     async def shutdown(self) -> None:
         """Close the connection; the hub ends the requests. Idempotent."""
-        self._shut_down()
+        self.begin_shutdown()
         self._writer.close()
 
 

@@ -1,7 +1,6 @@
 """The engine cores behind one front: which of them gets a request, and what becomes of it when its core dies.
 
-A request goes on from what the front has received of it (`OutputProcessor.to_resume`), on another replica or on the
-core that replaces the dead one (`engine/dispatch.py`).
+A request goes on from what the front has received of it, on another replica or the core that replaces the dead one.
 """
 
 from __future__ import annotations
@@ -321,8 +320,7 @@ class Replicas:
     def _give_up(self, replica: Replica, error: EngineDeadError) -> None:
         """Raises `error` when no replica is left that decodes."""
         replica.has_given_up = True
-        left = sum(not each.has_given_up for each in self._whole)
-        if not left:
+        if not (left := sum(not each.has_given_up for each in self._whole)):
             self._error = error
             raise error
         level = logging.INFO if replica.is_stopped else logging.ERROR
@@ -354,8 +352,7 @@ class Replicas:
         return value
 
     async def _abort_rest(self) -> None:
-        aborted = self._dispatch.take_aborting()
-        for request_id in aborted:
+        for request_id in (aborted := self._dispatch.take_aborting()):
             self._abort(request_id)
         outputs = [EngineCoreOutput(request_id=each, deltas=[], finished=True) for each in aborted]
         if outputs:
@@ -378,21 +375,25 @@ class Replicas:
             numbers = ", ".join(str(each.number) for each in ready) or "none"
             raise InvalidRequest(f"replica is {number}, those that are ready: {numbers}", field="replica")
         if stops and replica in self._whole and sum(each.is_ready for each in self._whole) == 1:
-            raise InvalidRequest(
-                f"replica {number} is the only one that is ready; end the server with SIGTERM", field="stop"
-            )
+            message = f"replica {number} is the only one that is ready; end the server with SIGTERM"
+            raise InvalidRequest(message, field="stop")
         return await self._drain(replica, stops=stops)
 
     async def _drain(self, replica: Replica, *, stops: bool) -> int:
-        num_open = replica.num_open
-        replica.is_ready, replica.is_draining, replica.is_stopped = False, True, stops
+        num_open, replica.is_ready, replica.is_draining, replica.is_stopped = replica.num_open, False, True, stops
         _log.info("%s is drained: its %d open requests move", replica.name, num_open)
         await replica.client.shutdown()
         return num_open
 
+    def begin_shutdown(self) -> None:
+        """Tell all cores to end. Idempotent."""
+        self._error = self._error or EngineDeadError("the engine has been shut down")
+        for each in self._replicas:
+            each.client.begin_shutdown()
+
     async def shutdown(self) -> None:
         """End all cores. Bounded in time, and idempotent."""
-        self._error = self._error or EngineDeadError("the engine has been shut down")
+        self.begin_shutdown()
         await asyncio.gather(*(each.client.shutdown() for each in self._replicas))
         if self._directory is not None:
             self._directory.close()
