@@ -11,6 +11,7 @@ from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_ernie import ERNIE_VL, ernie_settings
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
+from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
 from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -25,6 +26,7 @@ READ_IMAGES: Final = frozenset(
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
         *("HunYuanVL", "HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama", "MuseGlimmer"),
+        "MiniMaxM3Sparse",
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED}
 """Architectures whose images are read, with transformers."""
@@ -117,6 +119,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             found = dict(ernie_settings(Section(found, str(file))))
         if checkpoint.architecture in (PHI4, PHI4_RELEASED) and isinstance(found, dict) and "dynamic_hd" in found:
             found = dict(phi4_settings(Section(found, str(file))))
+        if checkpoint.architecture == MINIMAX_M3 and isinstance(found, dict) and found:
+            found = dict(minimax_settings(found))
         if isinstance(found, dict):
             found = {name: value for name, value in found.items() if value is not None or name not in _NEEDED}
         if isinstance(found, dict) and "image_processor_type" in found:

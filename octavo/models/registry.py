@@ -183,6 +183,8 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
         names += [_family(wanted).lower(), str(checkpoint.values.get("model_type"))]
     if wanted in _AROUND_A_TEXT_MODEL:  # older configs have the keys of the text model beside the others
         names.append(checkpoint.text_model_type or checkpoint.str("model_type", ""))
+    if wanted in _FILE_OF:  # whatever its text model says
+        return getattr(import_module(f"octavo.models.{_FILE_OF[wanted]}"), wanted)
     for architecture, file in _FILE_OF.items():
         if architecture in names or _plain_type(_family(architecture).lower()) in map(_plain_type, names):
             return getattr(import_module(f"octavo.models.{file}"), architecture)

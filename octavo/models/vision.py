@@ -16,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
@@ -38,6 +39,8 @@ _LIBRARY: Final = {
     **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
+_CONFIGS: Final = {MINIMAX_M3: "MiniMaxM3VLConfig"}
+"""transformers' config by architecture, where it is not called as the class."""
 _SMALL: Final = {
     "model_type": "qwen2",
     "intermediate_size": 1,
@@ -85,7 +88,7 @@ class ImageReader(DecoderStack):
         is_dots = cls.ARCHITECTURE == _DOTS_OCR
         # of InternVL's text models transformers lacks some
         changes = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
-        name = f"{_CLASS.sub('', cls.library_name())}Config"
+        name = _CONFIGS.get(cls.ARCHITECTURE, f"{_CLASS.sub('', cls.library_name())}Config")
         library = read_encoder(c) if is_dots else library_config(c, name, changes if cls.ARCHITECTURE in INTERN else {})
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")

@@ -146,11 +146,23 @@ _LFM3: Final = tuple(
 )
 
 
+_MINIMAX: Final = tuple(
+    (re.compile(rf"^{old}"), own)
+    for old, own in (
+        (r"patch_merge_mlp\.", "multi_modal_projector.merge_"),
+        (r"vision_tower\.vision_model\.embeddings\.patch_embedding\.", "vision_tower.embeddings.proj."),
+        (r"vision_tower\.vision_model\.encoder\.", "vision_tower."),
+        (r"vision_tower\.vision_model\.", "vision_tower."),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
     tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4, "ernie4_5_vl": _ERNIE}
+    tables["minimaxm3"] = _MINIMAX
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -278,6 +279,11 @@ def _muse(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|image_start|>"), *vectors, *context.encode("<|image_end|>")]
 
 
+def _minimax(context: Context, token: int, arrays: Arrays) -> list[int]:
+    begin, end = (context.encode(f"]<]{each} of image[>[") for each in ("start", "end"))
+    return [*begin, *_qwen(context, token, arrays), *end]
+
+
 def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of all tiles together, without what fills them up, and of the whole image, each with a vector for its end,
     and one between them."""
@@ -350,6 +356,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
         num_vectors=_num_cross_vectors,
     ),
+    MINIMAX_M3: Family(_minimax, ("pixel_values", "image_grid_thw")),
     "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,

@@ -55,6 +55,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "gemma4_unified": lambda path: make_hearing_checkpoint("gemma4_unified", path),
     "kimi_vl": lambda path: as_released(make_vision_checkpoint("kimi_k25", path)),
     "ernie4_5_vl": lambda path: released_ernie(make_vision_checkpoint("ernie4_5_vl", path)),
+    "minimax_m3": lambda path: make_vision_checkpoint("minimax_m3", path),
     "muse_glimmer": lambda path: make_vision_checkpoint("muse_glimmer", path),
     "phi4_multimodal": lambda path: released_phi4(make_vision_checkpoint("phi4_multimodal", path)),
 }

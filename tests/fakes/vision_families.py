@@ -380,6 +380,18 @@ def _muse_glimmer() -> tuple[Any, Any]:
     return config, Settings("MuseGlimmerImageProcessor", patch_size=14, merge_size=2, max_image_tokens=8)
 
 
+def _minimax_m3() -> tuple[Any, Any]:
+    text = {**TEXT, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+    text |= {"dense_intermediate_size": 56, "shared_intermediate_size": 40, "tie_word_embeddings": False}
+    text |= {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_block_size": 4, "index_topk_blocks": 3}
+    text |= {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}
+    text |= {"index_n_heads": TEXT["num_key_value_heads"], "index_head_dim": TEXT["head_dim"]}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    sizes = {"projector_hidden_size": 40, "image_token_index": IMAGE, "video_token_index": VIDEO}
+    config = tf.MiniMaxM3VLConfig(text_config=text, vision_config=TOWER, **sizes)
+    return config, Settings("MiniMaxM3VLImageProcessor", size=PIXELS)
+
+
 def _phi4_multimodal() -> tuple[Any, Any]:
     audio = {"hidden_size": 16, "intermediate_size": 8, "num_blocks": 1, "num_attention_heads": 1}
     audio |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8}
@@ -422,6 +434,7 @@ FAMILIES = {
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
     "ernie4_5_vl": (_ernie_vl, "Ernie4_5_VLMoeForConditionalGeneration"),
     "muse_glimmer": (_muse_glimmer, "MuseGlimmerForConditionalGeneration"),
+    "minimax_m3": (_minimax_m3, "MiniMaxM3SparseForConditionalGeneration"),
     "phi4_multimodal": (_phi4_multimodal, "Phi4MultimodalForCausalLM"),
     "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,12 +15,18 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import cache_layout
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
+from octavo.config.section import Section
 from octavo.core.model_shape import Indexed
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.errors import CheckpointError
 from octavo.models.registry import resolve_model
+from octavo.multimodal.families import FAMILIES
+from octavo.multimodal.family import Context
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, make_checkpoint
+from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.vision_sizes import IMAGE
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(30)]
@@ -137,6 +144,39 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, 
     checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match=name):
         resolve_model(checkpoint).read(checkpoint)
+
+
+def test_an_image_is_read_by_the_config_of_the_release(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("minimax_m3", tmp_path)
+    prompt: Any = {"prompt_token_ids": [20, 21, IMAGE, 30], "multi_modal_data": {"image": image(3, 120, 90)}}
+
+    def outputs() -> Any:
+        with LLM(str(path), dtype="float32", max_model_len=200) as llm:
+            [made] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=5, logprobs=1))
+            return made.prompt_token_ids, made.outputs
+
+    expected, config = outputs(), json.loads((path / "config.json").read_text())
+    vision = {name: value for name, value in config["vision_config"].items() if name != "rope_parameters"}
+    vision |= {"model_type": "clip_vision_model", "position_embedding_type": "rope", "rope_mode": "3d"}
+    vision |= {"rope_theta": 10_000.0, "projection_dim": 6144, "vision_segment_max_frames": 4}
+    text = as_released(config["text_config"]) | {"architectures": ["MiniMaxM3SparseForCausalLM"]}
+    edit_config(path, text_config=text, vision_config=vision, image_seq_length=576)
+    assert outputs() == expected
+
+
+@pytest.mark.parametrize("size", [None, [672, 672]], ids=["unstated", "as released"])
+def test_images_have_the_sizes_of_the_family(size: list[int] | None) -> None:
+    settings = minimax_settings({"image_processor_type": "MiniMaxM3VLImageProcessor", "size": size})
+    assert settings["image_processor_type"] == "Qwen2VLImageProcessor"
+    assert settings["size"] == {"shortest_edge": 3136, "longest_edge": 451_584}
+    assert minimax_settings({"size": {"shortest_edge": 784}})["size"] == {"shortest_edge": 784}
+
+
+def test_an_image_stands_between_its_marks() -> None:
+    marks = {"]<]start of image[>[": [7], "]<]end of image[>[": [8]}
+    context = Context(Section({"vision_config": {"spatial_merge_size": 2}}, "config.json"), {}, marks.__getitem__)
+    arrays = {"image_grid_thw": np.array([[1, 4, 6]])}
+    assert FAMILIES[MINIMAX_M3].tokens(context, 5, arrays) == [7, *[5] * 6, 8]
 
 
 def test_chosen_keys_are_not_in_the_codes_of_a_quantised_cache() -> None:
