@@ -66,6 +66,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{
         each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "minimax", "mixtral", "phimoe", "solar_open")
     },
+    "bailing_hybrid": {"rope_theta": 6_000_000.0},
     "cwm": {"rope_theta": 1_000_000.0},
     "exaone": {"num_key_value_heads": 8, "rope_theta": 500_000.0},
     "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
@@ -108,6 +109,13 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """By `model_type` of a model around a text model: values that the config of the latter may leave out."""
+_OF_KIMI: Final = {
+    "max_position_embeddings": "model_max_length",
+    "n_group": "num_expert_group",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts_per_tok": "num_experts_per_token",
+}
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
     "mimo_v2_flash": {"rms_norm_eps": "layernorm_epsilon"},
@@ -121,13 +129,8 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "rope_theta": "rotary_emb_base",
     },
     "orion": {"layer_norm_eps": "rms_norm_eps"},
-    "kimi_linear": {
-        "max_position_embeddings": "model_max_length",
-        "n_group": "num_expert_group",
-        "n_shared_experts": "num_shared_experts",
-        "norm_topk_prob": "moe_renormalize",
-        "num_experts_per_tok": "num_experts_per_token",
-    },
+    "bailing_hybrid": _OF_KIMI,
+    "kimi_linear": _OF_KIMI,
 }
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")

@@ -109,6 +109,10 @@ class LatentBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
+        return self.o_proj(self.attended(x, batch))
+
+    def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · value]."""
         narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
         plain, turned = self.q_b_proj(self.q_a_layernorm(narrow[:, : self._q_rank])) if self._q_rank else self.q_proj(x)
         latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
@@ -119,7 +123,7 @@ class LatentBlock(nn.Module):
             turned, keys = self.rope(turned, key.unsqueeze(1), batch)
             key = keys.squeeze(1)
         sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key), batch)
-        return self.o_proj(self.kv_b_proj.values(sums))
+        return self.kv_b_proj.values(sums)
 
 
 class LatentDecoder(GatedDecoder):

@@ -96,7 +96,7 @@ _FILES: Final = {
         *("Orion", "Phi", "StableLm", "Starcoder2"),
     ),
     "jamba": ("Jamba",),
-    "kimi_linear": ("KimiLinear",),
+    "kimi_linear": ("BailingHybrid", "KimiLinear"),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
         *("Apertus", "Aquila", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4", "Glm", "Glm4", "Helium"),

@@ -102,14 +102,54 @@ def gated_delta_rule(
     key_dim] and step_bias [heads · key_dim] each row of S has a decay of its own. A state is S [heads, key_dim,
     value_dim].
     """
+    decay_log, step_bias, *factors = numbers
+    decay_log = decay_log.repeat_interleave(step.shape[1] // value.shape[1])
+
+    def decay_of(token: int) -> Tensor:
+        return _decay(step[token], decay_log, step_bias)[1]
+
+    return _delta_rule((query, key, value, beta), decay_of, factors, states, metadata)
+
+
+def bounded_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    beta: Tensor,
+    numbers: tuple[Tensor, Tensor, float],
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return what `gated_delta_rule` does with a decay for each row of S, which is
+
+    `exp(-bound · sigmoid(exp(decay_log) · (step + step_bias)))`. `numbers` are decay_log, float32 [heads], step_bias,
+    float32 [heads · key_dim], and bound; step is [tokens, heads · key_dim].
+    """
+    decay_log, step_bias, bound = numbers
+    rate = decay_log.exp().repeat_interleave(key.shape[2])
+
+    def decay_of(token: int) -> Tensor:
+        return torch.exp(-bound * torch.sigmoid(rate * (step[token].float() + step_bias)))
+
+    return _delta_rule((query, key, value, beta), decay_of, (), states, metadata)
+
+
+def _delta_rule(
+    inputs: tuple[Tensor, ...],
+    decay_of: Callable[[int], Tensor],
+    factors: Sequence[Tensor],
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return the result of the delta rule. decay_of: returns the decays of a token, one for each head or row of S."""
+    query, key, value, beta = inputs
     heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
-    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    repeats, (decay_log, step_bias, *factors) = heads // key_heads, numbers
-    decay_log = decay_log.repeat_interleave(step.shape[1] // heads)
+    out, repeats = torch.empty(value.shape, dtype=value.dtype, device=value.device), heads // key_heads
 
     def advance(token: int, state: Tensor) -> Tensor:
         q, k = (_of_length_one(each[token].float()).repeat_interleave(repeats, 0) for each in (query, key))
-        kept = state.view(heads, key_dim, value_dim) * _decay(step[token], decay_log, step_bias)[1].view(heads, -1, 1)
+        kept = state.view(heads, key_dim, value_dim) * decay_of(token).view(heads, -1, 1)
         change = value[token].float() - (kept * k[:, :, None]).sum(1)
         opened = torch.sigmoid(beta[token].float())
         for factor in factors:
@@ -275,6 +315,13 @@ def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield *views, steps, beta, (_normal(heads), biases, _normal(heads).abs()), states, metadata
 
 
+def bounded_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield those with decays of rows, which have a bound."""
+    for *inputs, numbers, states, metadata in delta_examples(dtype):
+        if len(numbers) > 2:
+            yield *inputs, (*numbers[:2], 5.0), states, metadata
+
+
 def mamba2_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield the same with limits of the time step."""
     for q, k, v, step, _, (decay_log, step_bias, *others), states, metadata in delta_examples(dtype):
@@ -308,6 +355,7 @@ def _on_copy(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, 
 OPERATORS = (
     Operator("short_convolution", short_convolution, convolution_examples, trial=_on_copy),
     Operator("gated_delta_rule", gated_delta_rule, delta_examples, trial=_on_copy),
+    Operator("bounded_delta_rule", bounded_delta_rule, bounded_examples, trial=_on_copy),
     Operator("mamba2_scan", mamba2_scan, mamba2_examples, trial=_on_copy),
     Operator("selective_scan", selective_scan, scan_examples, trial=_on_copy),
     Operator("gated_rms_norm", gated_rms_norm, gated_norm_examples),

@@ -40,10 +40,13 @@ float scale_to_one(const Element* x, int dim) {
 template <class Element>
 void read_key_decays(const Recurrence& a, const Element* steps, int head, const float* key, float* decays, float* faded) {
   const std::int64_t first = static_cast<std::int64_t>(head) * a.key_dim;
-  const Floats rate = all(-__builtin_expf(a.decay_log[head]));
+  const Floats rate = all(-__builtin_expf(a.decay_log[head])), bound = all(-a.most_step);
+  const bool is_bounded = a.most_step < 1e30f;
   for_vectors(a.key_dim, [&](int i, int count) {
     const Floats raw = add(load_some(steps + first + i, count), load_some(a.step_bias + first + i, count));
-    const Floats decay = exponential(mul(rate, softplus(raw)));
+    const Floats faded_by =
+        is_bounded ? div(bound, add(all(1.0f), exponential(mul(rate, raw)))) : mul(rate, softplus(raw));
+    const Floats decay = exponential(faded_by);
     store_some(decays + i, decay, count);
     store_some(faded + i, mul(decay, load_some(key + i, count)), count);
   });

@@ -46,7 +46,8 @@ constexpr int kMostKeyDim = 256;
 //   step  = softplus(step + step_bias) within the limits, decay = e^(-e^decay_log * step)
 //   delta rule: u = factor * sigmoid(beta) * (value - (decay * S)^T key), with key and query of length 1, the query
 //               times 1 / sqrt(key_dim); rows of S may have decays of their own, then with step [tokens, heads, key_dim]
-//               and step_bias [heads, key_dim]
+//               and step_bias [heads, key_dim]; these may be bounded: with a finite most_step b the decay of a row is
+//               e^(-b * sigmoid(e^decay_log * (step + step_bias)))
 //   Mamba2:     u = step * value
 struct Recurrence {
   const void* query;  // [tokens, key_heads, key_dim]; tokens of all inputs lie their strides apart

@@ -52,6 +52,7 @@ LENGTHS = [1, 17, 40]
 def test_triton_has_the_operators_of_a_plain_decoder() -> None:
     expected = {
         "add_rms_norm",
+        "bounded_delta_rule",
         "clamped_swiglu",
         "gated_by_sigmoid",
         "gated_by_softplus",

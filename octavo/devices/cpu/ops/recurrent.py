@@ -85,6 +85,20 @@ def make_gated_delta_rule(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return gated_delta_rule
 
 
+def make_bounded_delta_rule(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.recurrent.bounded_delta_rule`."""
+
+    def bounded_delta_rule(*arguments: Any) -> Tensor:
+        *inputs, (decay_log, step_bias, bound), states, metadata = arguments
+        run = _recurrence(runtime, tuple(inputs), (decay_log, step_bias, None))
+        if run is None:
+            return reference.bounded_delta_rule(*arguments)
+        out: Tensor = run((0.0, bound), states, metadata)
+        return out
+
+    return bounded_delta_rule
+
+
 def make_mamba2_scan(runtime: CpuRuntime) -> Callable[..., Tensor]:
     """Make `octavo.ops.recurrent.mamba2_scan`."""
 
@@ -157,6 +171,7 @@ def _address(tensor: Tensor | None) -> int:
 IMPLEMENTATIONS = (
     Implementation("short_convolution", "native", make_short_convolution),
     Implementation("gated_delta_rule", "native", make_gated_delta_rule),
+    Implementation("bounded_delta_rule", "native", make_bounded_delta_rule),
     Implementation("mamba2_scan", "native", make_mamba2_scan),
     Implementation("selective_scan", "native", make_selective_scan),
     Implementation("gated_rms_norm", "native", make_gated_rms_norm),

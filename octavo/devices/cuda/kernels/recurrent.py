@@ -107,11 +107,13 @@ def recurrence(
     query_stride, key_stride, value_stride, step_stride, beta_stride, out_stride, block_stride, table_stride,
     repeats, least, most,
     DIM: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr,
-    IS_DELTA: tl.constexpr, HAS_FACTORS: tl.constexpr, DECAYS_BY_KEY: tl.constexpr, IS_SELECTIVE: tl.constexpr,
+    IS_DELTA: tl.constexpr, HAS_FACTORS: tl.constexpr, DECAYS_BY_KEY: tl.constexpr, IS_BOUNDED: tl.constexpr,
+    IS_SELECTIVE: tl.constexpr,
 ):  # fmt: skip
     """Go through the tokens of a row with BV columns of a head's matrix: the gated delta rule, or a scan of Mamba's.
 
     repeats: heads that share a head of keys and queries. skip: of the delta rule its factors, where it has some.
+    IS_BOUNDED: decays of rows are those of `bounded_delta_rule`.
     IS_SELECTIVE: the scan is the first Mamba's, with a step, a bias and a skip for each column, and in the place of
     decay_log the rate of each element of the state.
     """
@@ -147,8 +149,11 @@ def recurrence(
             raw = tl.load(step + token * step_stride + column, mask=of_value, other=0.0).to(tl.float32)
         else:
             raw = tl.load(step + token * step_stride + head).to(tl.float32)
-        dt = _softplus_within(raw + bias, least, most)
-        decay = tl.exp(-rate * (dt[None, :] if IS_SELECTIVE else dt))
+        if IS_BOUNDED:
+            decay = tl.exp(-most * sigmoid(rate * (raw + bias)))
+        else:
+            dt = _softplus_within(raw + bias, least, most)
+            decay = tl.exp(-rate * (dt[None, :] if IS_SELECTIVE else dt))
         state = state * (decay[:, None] if DECAYS_BY_KEY else decay)
         if IS_DELTA:
             q = q * (1.0 / tl.sqrt(tl.sum(q * q, 0) + 1e-6)) * (DIM**-0.5)

@@ -85,6 +85,7 @@ def _recurrence(
         IS_DELTA=bool(others),
         HAS_FACTORS=bool(others) and len(numbers) > 2,
         DECAYS_BY_KEY=bool(others) and step.shape[1] != heads,
+        IS_BOUNDED=bool(others) and limits != NO_LIMITS,
         IS_SELECTIVE=is_selective,
         num_warps=1,
     )
@@ -95,6 +96,12 @@ def gated_delta_rule(runtime: CudaRuntime, *arguments: Any) -> Tensor:
     """Return what `octavo.ops.recurrent.gated_delta_rule` does."""
     *inputs, numbers, states, metadata = arguments
     return _recurrence(runtime, tuple(inputs), numbers, NO_LIMITS, states, metadata)
+
+
+def bounded_delta_rule(runtime: CudaRuntime, *arguments: Any) -> Tensor:
+    """Return what `octavo.ops.recurrent.bounded_delta_rule` does."""
+    *inputs, (decay_log, step_bias, bound), states, metadata = arguments
+    return _recurrence(runtime, tuple(inputs), (decay_log, step_bias), (0.0, bound), states, metadata)
 
 
 def mamba2_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
@@ -137,5 +144,8 @@ def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tupl
 
 
 IMPLEMENTATIONS = tuple(
-    map(implementation, (short_convolution, gated_delta_rule, mamba2_scan, selective_scan, gated_rms_norm))
+    map(
+        implementation,
+        (short_convolution, gated_delta_rule, bounded_delta_rule, mamba2_scan, selective_scan, gated_rms_norm),
+    )
 )
