@@ -38,7 +38,7 @@ from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.engine.weight_folder import WeightFolder
-from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
+from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest, RequestFailed
 
 if TYPE_CHECKING:
     from octavo.async_llm_engine import AsyncLLMEngine
@@ -274,10 +274,20 @@ class AsyncLLM:
         """Return whether the engine has neither weights nor KV cache."""
         return bool(await self.call("is_sleeping"))
 
-    async def sleep(self, level: int = 1) -> None:
-        """Give back memory, as `LLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
+    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
+        """Give back memory, as `LLM.sleep` does, after a pause in this mode (`pause_generation`); level 0 is that pause
+        alone. New requests wait until the engine wakes up. Raises InvalidRequest and RequestFailed."""
         check_level(level)
-        await self.call("sleep")
+        check_mode(mode)
+        pauses = level == 0 or (mode != "keep" and self.config.model.enable_sleep_mode)
+        if pauses:
+            await self.pause_generation(mode=mode, clear_cache=False)
+        try:
+            await self.call("sleep" if level else "is_sleeping")
+        except RequestFailed:
+            if pauses:
+                await self.resume_generation()
+            raise
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""

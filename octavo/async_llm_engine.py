@@ -102,9 +102,9 @@ class AsyncLLMEngine:
         """Return whether the engine has neither weights nor KV cache."""
         return await (await self.start()).is_sleeping()
 
-    async def sleep(self, level: int = 1) -> None:
-        """Give back memory, as `LLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
-        await (await self.start()).sleep(level)
+    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
+        """Give back memory, as `AsyncLLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
+        await (await self.start()).sleep(level, mode)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""

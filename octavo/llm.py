@@ -285,13 +285,13 @@ class LLM:
         """Return whether the engine has neither weights nor KV cache."""
         return self.engine.is_sleeping()
 
-    def sleep(self, level: int = 1) -> None:
+    def sleep(self, level: int = 1, mode: str = "keep") -> None:
         """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
-        level: 1 or 2, which do the same: weights are read again from the checkpoint."""
-        self.engine.sleep(level)
+        level: 1 or 2, which do the same: weights are read again; 0 is a pause alone. mode: of `LLMEngine.sleep`."""
+        self.engine.sleep(level, mode)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the weights again. tags: "weights" or "kv_cache", as of vLLM; either brings both. Raises ConfigError."""
+        """Load the weights again. tags: those of vLLM, each of which brings everything. Raises ConfigError."""
         self.engine.wake_up(tags)
 
     def update_weights_from_disk(self, model_path: str | Path) -> None:
@@ -329,7 +329,7 @@ class LLM:
         """Generate for all prompts, each of which is made by a call that may raise InvalidRequest.
 
         field_names: the caller's names for parameters, for the messages of errors."""
-        self.engine.core.sleep.check_awake("a request")
+        self.engine.check_awake("a request")
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
         mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()

@@ -66,6 +66,7 @@ read from prompts as the examples write them.
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
 | `llm.pause_generation`, `POST /pause` | the same | new requests wait in every mode ([recipe](weights.md#pauses)) |
 | `reset_prefix_cache(reset_running_requests=True)` | the same | also as a query of `POST /reset_prefix_cache` |
+| `llm.sleep(level=1, mode="abort")` | the same | the default of `mode` is `keep`: open requests go on after `wake_up` |
 | `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
 | `KVEventsConfig` | `GET /kv/events` | a stream of events |
 

@@ -30,10 +30,11 @@ from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike
 from octavo.engine.metric_reader import Counter, Gauge, Vector, read_metrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
+from octavo.engine.pause import check_mode
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
 from octavo.structured_output.grammars import check_grammar
 
 if TYPE_CHECKING:
@@ -211,14 +212,34 @@ class LLMEngine:
         prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
+    def check_awake(self, what: str) -> None:
+        """Raise ConfigError while a sleep or a pause would let something wait for ever."""
+        self.core.sleep.check_awake(what)
+        if self.core.is_still:
+            raise ConfigError(f"{what} would wait: the engine is paused (sleep at level 0); wake it up first")
+
     def is_sleeping(self) -> bool:
         """Return whether the engine has neither weights nor KV cache."""
         return self.core.sleep.is_on
 
-    def sleep(self, level: int = 1) -> None:
-        """Give back memory, as `LLM.sleep` does."""
+    def sleep(self, level: int = 1, mode: str = "keep") -> None:
+        """Give back memory, as `LLM.sleep` does; at level 0 nothing is computed until `wake_up`.
+
+        mode: "keep" lets open requests go on then, "abort" ends them: the next step returns their last outputs.
+        """
         check_level(level)
-        self.call("sleep")
+        check_mode(mode)
+        if mode == "wait":
+            raise InvalidRequest('mode is "wait": call step until nothing is open, then sleep', field="mode")
+        pauses = level == 0 or (mode != "keep" and self.config.model.enable_sleep_mode)
+        if pauses:
+            self.call("pause", mode, False)
+        try:
+            self.call("sleep" if level else "is_sleeping")
+        except ConfigError:
+            if pauses:
+                self.call("resume")
+            raise
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Load the weights again, as `LLM.wake_up` does."""

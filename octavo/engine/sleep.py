@@ -13,8 +13,8 @@ from octavo.executor.executor import Executor
 
 _log = logging.getLogger(__name__)
 
-LEVELS: Final = (1, 2)
-TAGS: Final = ("weights", "kv_cache")
+LEVELS: Final = (0, 1, 2)
+TAGS: Final = ("weights", "kv_cache", "scheduling")
 
 
 class Sleep:
@@ -104,11 +104,13 @@ def checkpoint_path(path: str | Path) -> str:
 def check_level(level: int) -> None:
     """Raise InvalidRequest for another level than those of vLLM."""
     if level not in LEVELS:
-        raise InvalidRequest(f"level is {level!r}, must be 1 or 2, which do the same here", field="level")
+        what = "must be 0 (a pause), or 1 or 2, which do the same here"
+        raise InvalidRequest(f"level is {level!r}, {what}", field="level")
 
 
 def check_tags(tags: Sequence[str] | None) -> None:
     """Raise InvalidRequest for tags of `wake_up` that are not vLLM's."""
     for tag in tags or ():
         if tag not in TAGS:
-            raise InvalidRequest(f"tags has {tag!r}, expected {' or '.join(TAGS)}, or none for both", field="tags")
+            known = f"{', '.join(TAGS[:-1])} or {TAGS[-1]}"
+            raise InvalidRequest(f"tags has {tag!r}, expected {known}, or none for all", field="tags")

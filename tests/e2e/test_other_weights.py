@@ -196,6 +196,32 @@ def test_a_sleep_gives_memory_back_and_changes_nothing(old: Path) -> None:
         assert generated(llm) == before
 
 
+def test_a_sleep_at_level_0_is_a_pause_and_modes_end_requests_or_keep_them(old: Path) -> None:
+    with opened(old) as llm:
+        before, engine = generated(llm), llm.engine
+        params = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
+        llm.sleep(level=0)
+        with pytest.raises(ConfigError, match="a request would wait: the engine is paused"):
+            llm.generate(PROMPTS)
+        assert not llm.is_sleeping()
+        llm.wake_up(["scheduling"])
+        for level in (0, 1):
+            engine.add_request("kept", {"prompt_token_ids": PROMPTS[0]}, params)
+            engine.step()
+            llm.sleep(level)
+            assert engine.step() == []
+            llm.sleep(level, "abort")
+            [ended] = engine.step()
+            assert (ended.finished, ended.outputs[0].finish_reason) == (True, "abort")
+            assert not engine.has_unfinished_requests()
+            llm.wake_up()
+            assert generated(llm) == before
+        for mode, said in (("wait", "call step until nothing is open"), ("stop", "must be abort, wait or keep")):
+            with pytest.raises(InvalidRequest, match=said):
+                llm.sleep(mode=mode)
+        assert generated(llm) == before
+
+
 def test_adapters_are_read_again(tmp_path: Path) -> None:
     old, new = (made("llama", tmp_path, seed) for seed in (0, 1))
     adapters = [make_adapter(old, tmp_path / f"adapter-{seed}", LINEAR, seed=seed) for seed in (1, 2)]
@@ -379,9 +405,9 @@ def test_without_the_mode_an_engine_keeps_its_weights(old: Path) -> None:
             with pytest.raises(ConfigError, match="start it with enable_sleep_mode"):
                 call()
     with opened(old) as llm:
-        with pytest.raises(InvalidRequest, match="level is 3, must be 1 or 2"):
+        with pytest.raises(InvalidRequest, match="level is 3, must be 0 .a pause., or 1 or 2"):
             llm.sleep(3)
-        with pytest.raises(InvalidRequest, match="tags has 'all', expected weights or kv_cache"):
+        with pytest.raises(InvalidRequest, match="tags has 'all', expected weights, kv_cache or scheduling"):
             llm.wake_up(["all"])
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
@@ -13,7 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine import replica as replica_module
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.replica import Replica
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, RequestFailed
 from tests.engine.test_hub import served
 from tests.engine.test_replicas import eventually, kill, real_core, steps, undisturbed, whole
 from tests.fakes.engine import make_core, make_request
@@ -347,3 +349,37 @@ async def test_a_core_that_is_added_during_a_pause_is_paused(tmp_path: Path) -> 
         assert count_steps(cores) == 0
         await llm.resume_generation()
         await asyncio.gather(*reading)
+
+
+@pytest.mark.anyio
+async def test_a_sleep_that_is_refused_ends_no_request_and_leaves_no_pause(tmp_path: Path) -> None:
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+        [core] = cores.cores[0]
+        core.sleep._is_allowed = False
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 3)
+        with pytest.raises(RequestFailed, match="start it with enable_sleep_mode"):
+            await llm.sleep(mode="abort")
+        assert not await llm.is_paused()
+        await llm.sleep(level=0, mode="keep")
+        assert (await llm.is_paused(), await llm.is_sleeping()) == (True, False)
+        await llm.wake_up(["scheduling"])
+        assert await asyncio.gather(*reading) == expected
+        for level, mode in ((3, "keep"), (1, "stop"), (0, "stop")):
+            with pytest.raises(InvalidRequest):
+                await llm.sleep(level, mode)
+        model = dataclasses.replace(llm.config.model, enable_sleep_mode=True)
+        llm.config = msgspec.structs.replace(llm.config, model=model)
+        with pytest.raises(RequestFailed, match="start it with enable_sleep_mode"):
+            await llm.sleep(mode="abort")
+        assert not await llm.is_paused()
+        core.sleep._is_allowed = True
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(4)]
+        await steps(llm, 3)
+        await llm.sleep(mode="wait")
+        assert (await llm.is_paused(), await llm.is_sleeping()) == (False, True)
+        assert core.stats().num_preemptions == 0, "what had begun has ended"
+        await llm.wake_up()
+        assert await asyncio.gather(*reading) == expected[:4]
+        assert await whole(llm, 5) == expected[5]

@@ -307,13 +307,13 @@ class FakeAsyncLLM:
     async def is_sleeping(self) -> bool:
         return self.sleeps
 
-    async def sleep(self, level: int = 1) -> None:
+    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
         check_level(level)
-        self.sleeps = True
+        self.sleeps, self.paused = level > 0, None if level else (mode, False)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         check_tags(tags)
-        self.sleeps = False
+        self.sleeps, self.paused = False, None
 
     async def update_weights_from_disk(self, model_path: str) -> None:
         if model_path == "/nowhere":

@@ -18,6 +18,9 @@ from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json
 from octavo.server.errors import ApiError, shutting_down
 
+PauseMode = Literal["abort", "wait", "keep"]
+_MODE = "what becomes of open requests: they are aborted, those that have begun end, or all go on afterwards"
+
 
 class DrainRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """`POST /drain`: the number of a replica, and whether it is stopped instead of started again."""
@@ -62,10 +65,7 @@ class Version(Struct):
 class PauseQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /pause`."""
 
-    mode: Annotated[
-        Literal["abort", "wait", "keep"],
-        Meta(description="what becomes of open requests: they are aborted, those that have begun end, or all go on"),
-    ] = "abort"
+    mode: Annotated[PauseMode, Meta(description=_MODE)] = "abort"
     clear_cache: Annotated[bool, Meta(description="forget cached prefixes and pins")] = True
 
 
@@ -84,14 +84,16 @@ class PauseState(Struct, frozen=True):
 class SleepQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /sleep`."""
 
-    level: Annotated[int, Meta(ge=1, le=2, description="1 or 2, which do the same")] = 1
+    level: Annotated[int, Meta(ge=0, le=2, description="1 or 2, which do the same; 0 is a pause")] = 1
+    mode: Annotated[PauseMode, Meta(description=_MODE)] = "keep"
 
 
 class WakeUpQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /wake_up`."""
 
     tags: Annotated[
-        list[Literal["weights", "kv_cache"]], Meta(description="what is needed again; either brings both")
+        list[Literal["weights", "kv_cache", "scheduling"]],
+        Meta(description="what is needed again; each brings everything"),
     ] = []
 
 
@@ -190,8 +192,8 @@ async def sleep(context: ServerContext, request: Request) -> SleepState:
     """Give back the memory of weights and KV cache; requests wait. Raises ApiError or InvalidRequest."""
     asked: SleepQuery = request.state.query
     with _refusals(context):
-        await context.llm.sleep(asked.level)
-    return SleepState(True)
+        await context.llm.sleep(asked.level, asked.mode)
+    return SleepState(asked.level > 0)
 
 
 async def wake_up(context: ServerContext, request: Request) -> SleepState:

@@ -90,9 +90,9 @@ def test_openapi_document_has_the_parameters_of_urls_with_their_types(server: Se
         }
 
     level = of("post", "/sleep")["level"]
-    assert (level["type"], level["minimum"], level["maximum"], level["default"]) == ("integer", 1, 2, 1)
+    assert (level["type"], level["minimum"], level["maximum"], level["default"]) == ("integer", 0, 2, 1)
     tags = of("post", "/wake_up")["tags"]
-    assert (tags["type"], tags["items"]) == ("array", {"enum": ["kv_cache", "weights"]})
+    assert (tags["type"], tags["items"]) == ("array", {"enum": ["kv_cache", "scheduling", "weights"]})
     assert set(of("get", "/kv/events")) == {"after"}
     assert set(of("get", "/scheduler/decisions")) == set(of("get", "/scheduler/timelines")) == {"request_id"}
     mode, clear_cache = of("post", "/pause").values()
@@ -163,6 +163,10 @@ def test_an_engine_sleeps_and_wakes_up(sleepy: Served) -> None:
     assert ask(sleepy.url, "/sleep?level=2", b"").json == {"is_sleeping": True}
     assert ask(sleepy.url, "/is_sleeping", method="GET").json == {"is_sleeping": True}
     assert ask(sleepy.url, "/wake_up?tags=weights&tags=kv_cache", b"").json == {"is_sleeping": False}
+    assert ask(sleepy.url, "/sleep?level=0&mode=wait", b"").json == {"is_sleeping": False}
+    assert sleepy.llm.paused == ("wait", False)
+    assert ask(sleepy.url, "/wake_up?tags=scheduling", b"").json == {"is_sleeping": False}
+    assert sleepy.llm.paused is None
     assert ask(sleepy.url, "/sleep", b"").json == {"is_sleeping": True}
     answer = ask(sleepy.url, WEIGHTS, {"model_path": "/there"})
     assert answer.json == {"message": "the weights are those of /there", "success": True}
@@ -176,7 +180,7 @@ def test_an_engine_sleeps_and_wakes_up(sleepy: Served) -> None:
         ("/sleep?level=3", b"", 400, "level", "invalid_value"),
         ("/sleep?level=one", b"", 400, "level", "invalid_type"),
         ("/sleep?level=1&level=2", b"", 400, "level", "invalid_value"),
-        ("/sleep?level=1&mode=keep", b"", 400, "mode", "unknown_parameter"),
+        ("/sleep?level=1&mode=stop", b"", 400, "mode", "invalid_value"),
         ("/wake_up?tags=all", b"", 400, "tags[0]", "invalid_value"),
         ("/wake_up?tag=weights", b"", 400, "tag", "unknown_parameter"),
         (f"{WEIGHTS}?model_path=/there", {"model_path": "/there"}, 400, "model_path", "unknown_parameter"),
