@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
-from octavo.config.schema import EngineConfig, ModelConfig
+from octavo.config.schema import EngineConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestOutput
@@ -26,8 +26,8 @@ from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
-from octavo.engine.input_turns import PROMPTS_OF_TURN, InputTurns
+from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike
+from octavo.engine.input_turns import PROMPTS_OF_TURN, InputTurns, open_compiled
 from octavo.engine.metrics import Metrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, in_turns
@@ -100,7 +100,7 @@ class AsyncLLM:
         config = await asyncio.to_thread(configure, args)
         starting = asyncio.create_task(start_replicas(config))
         try:
-            tokenizer, chat_template = await asyncio.to_thread(_open_tokenizer, config.model)
+            tokenizer, chat_template = await asyncio.to_thread(open_compiled, config.model)
         except BaseException:
             starting.cancel()
             [started] = await asyncio.gather(starting, return_exceptions=True)
@@ -396,11 +396,3 @@ class AsyncLLM:
         if not self._dead.done():
             self._dead.set_result(error)
         self._output.fail()
-
-
-def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Return the tokenizer and the chat template, compiled, so that the first chat does not block the event loop."""
-    tokenizer, chat_template = open_tokenizer(model)
-    if chat_template is not None:
-        chat_template.compile()
-    return tokenizer, chat_template

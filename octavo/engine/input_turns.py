@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from octavo.config.schema import ModelConfig
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import check_logprob_entries, check_pooled_values
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.input_processor import InputProcessor
-from octavo.engine.tokenizer import LONG_TEXT_CHARS
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -54,3 +56,11 @@ class InputTurns:
             vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
             check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
         return requests
+
+
+def open_compiled(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Return the tokenizer and the chat template, compiled, so that the first chat does not block the event loop."""
+    tokenizer, chat_template = open_tokenizer(model)
+    if chat_template is not None:
+        chat_template.compile()
+    return tokenizer, chat_template
