@@ -14,6 +14,7 @@ Source: the releases of MiniMax-M3.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -61,11 +62,14 @@ class _Sequence(NamedTuple):
     def heads(self, positions: Tensor, section: int) -> Tensor:
         """Return keys (section 0) or values (1), float32 [queries, kv_heads, keys, dim], at positions [queries,
         kv_heads or 1, keys]."""
-        values = self.kv_heads * self.dim
-        rows = self.store[..., section * values : (section + 1) * values]
-        rows = rows.view(*rows.shape[:2], self.kv_heads, self.dim)
-        heads = torch.arange(self.kv_heads, device=positions.device)[:, None]
-        return rows[(*self.place(positions), heads)].float()
+        heads = torch.arange(self.kv_heads, device=positions.device)[:, None] + section * self.kv_heads
+        blocks, places = self.place(positions)
+        first = blocks * self.store.stride(0) + places * self.store.stride(1) + heads * self.dim
+        # as a copy of whole rows, which torch's indexing of several axes makes value by value
+        step = gcd(*self.store.stride()[:2], self.dim)
+        num_values = (len(self.store) - 1) * self.store.stride(0) + self.store[0].numel()
+        rows = self.store.as_strided(((num_values - self.dim) // step + 1, self.dim), (step, 1))
+        return rows.index_select(0, (first // step).flatten()).view(*first.shape, self.dim).float()
 
     def small_keys(self, positions: Tensor) -> Tensor:
         """Return the small keys at positions [keys], float32 [keys, size]."""
