@@ -240,5 +240,11 @@ class _Absent:
     async def receive(self) -> None:
         raise EngineDeadError("it is not connected yet")
 
-    async def shutdown(self, timeout_s: float = 0.0) -> None:
+    def send(self, message: msgspec.Struct) -> None:
+        """Do nothing: calls that last are sent once there is a connection, and others to replicas that are ready."""
+
+    def begin_shutdown(self) -> None:
         """Do nothing: there is no connection to close."""
+
+    async def shutdown(self, timeout_s: float = 0.0) -> None:
+        """Do nothing, as `begin_shutdown`."""
