@@ -276,7 +276,8 @@ async def test_a_pause_that_waits_returns_when_all_that_ran_has_ended(tmp_path: 
         assert all(
             not each[-1].scheduler.has_begun or each[-1].scheduler.holding == "all" for each in cores.cores.values()
         )
-        assert 0 < sum(each.done() for each in reading) < 32
+        await eventually(lambda: any(each.done() for each in reading))  # their outputs are there
+        assert not all(each.done() for each in reading)
         assert llm.stats.num_running == 0
         await llm.resume_generation()
         assert await asyncio.gather(*reading) == expected
