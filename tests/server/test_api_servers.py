@@ -65,6 +65,15 @@ class Servers:
         return code
 
 
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Restore the handlers of this process: those of uvloop stay where its loop ends with an error."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     started = Servers("--port", "0", "--shutdown-timeout-s", "60")  # a machine with other work starts cores slowly
