@@ -64,24 +64,29 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, de
         assert [output.outputs for output in together] == alone == again
 
 
+def check_head(llm: LLM, model: Any, head: str) -> None:
+    """Compare vectors, scores or labels with those of transformers' class."""
+    for text in TEXTS:
+        if head in ("MaskedLM", "PreTraining"):
+            (embedded,) = llm.embed(text)
+            hidden = hidden_of(model, embedded.prompt_token_ids)[0]
+            want = torch.nn.functional.normalize(hidden, dim=-1)
+            torch.testing.assert_close(torch.tensor(embedded.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+            continue
+        is_whole = head == "SequenceClassification"
+        (output,) = llm.classify(text) if is_whole else llm.encode(text, pooling_task="token_classify")
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+        found = torch.tensor(output.outputs.probs if is_whole else output.outputs.data)
+        torch.testing.assert_close(found, logits.softmax(-1), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("head", ["PreTraining", "SequenceClassification", "TokenClassification"])
 def test_small_electra_projects_narrower_embeddings(tmp_path: Path, head: str) -> None:
     """Of a model that tells tokens from drawn ones, the head is left out."""
     model = save(tmp_path, f"ElectraFor{head}", type_vocab_size=2, embedding_size=24, num_labels=3)
     with LLM(str(tmp_path), convert="auto", runner="pooling") as llm:
-        for text in TEXTS:
-            if head == "PreTraining":
-                (embedded,) = llm.embed(text)
-                hidden = hidden_of(model, embedded.prompt_token_ids)[0]
-                want = torch.nn.functional.normalize(hidden, dim=-1)
-                torch.testing.assert_close(torch.tensor(embedded.outputs.embedding), want, rtol=1e-5, atol=1e-5)
-                continue
-            is_whole = head == "SequenceClassification"
-            (output,) = llm.classify(text) if is_whole else llm.encode(text, pooling_task="token_classify")
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
-            found = torch.tensor(output.outputs.probs if is_whole else output.outputs.data)
-            torch.testing.assert_close(found, logits.softmax(-1), rtol=1e-5, atol=1e-6)
+        check_head(llm, model, head)
 
 
 @pytest.mark.parametrize("head", ["MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification"])
@@ -89,19 +94,7 @@ def test_albert_has_groups_of_layers_that_share_weights(tmp_path: Path, head: st
     groups = {"num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2, "embedding_size": 64}
     model = save(tmp_path, f"AlbertFor{head}", **groups, num_labels=3)
     with LLM(str(tmp_path), convert="auto", runner="pooling") as llm:
-        for text in TEXTS:
-            if head in ("MaskedLM", "PreTraining"):
-                (embedded,) = llm.embed(text)
-                hidden = hidden_of(model, embedded.prompt_token_ids)[0]
-                want = torch.nn.functional.normalize(hidden, dim=-1)
-                torch.testing.assert_close(torch.tensor(embedded.outputs.embedding), want, rtol=1e-5, atol=1e-5)
-                continue
-            is_whole = head == "SequenceClassification"
-            (output,) = llm.classify(text) if is_whole else llm.encode(text, pooling_task="token_classify")
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
-            found = torch.tensor(output.outputs.probs if is_whole else output.outputs.data)
-            torch.testing.assert_close(found, logits.softmax(-1), rtol=1e-5, atol=1e-6)
+        check_head(llm, model, head)
     edit_config(tmp_path, inner_group_num=1000)
     with pytest.raises(CheckpointError, match="inner_group_num is 1000, expected at most 1,024 layers"):
         LLM(str(tmp_path), convert="auto", runner="pooling")
