@@ -264,7 +264,6 @@ def test_leaving_the_context_gives_the_model_back(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda: LLM(gpu_memory_utilisation=0.5), "did you mean gpu_memory_utilization"),
-        (lambda: LLM(trust_remote_code=True), "octavo never runs code from a checkpoint"),
         (lambda: LLM(max_num_seqs=0), "max_num_seqs"),
         (lambda: LLM(data_parallel_size=2), "data_parallel_size is 2, and an engine in process"),
         (lambda: LLM(prefill=1, decode=1), "prefill is 1, and an engine in process"),

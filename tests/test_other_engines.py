@@ -38,7 +38,7 @@ def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> No
     fates = {name: (ours, note) for names, ours, note in rows for name in re.findall("`(.+?)`", names)}
     assert fates["max_num_seqs"] == fates["enable_lora"] == ("same", " ")
     assert fates["kv_cache_memory_bytes"] == ("`kv_cache_memory`", " ")
-    assert fates["trust_remote_code"][0] == "only `false`"
+    assert fates["trust_remote_code"] == ("same", f"{other_names.VLLM_NOTES['trust_remote_code']} ")
     assert fates["fully_sharded_loras"] == ("not there yet", "this setting of LoRA adapters ")
     assert fates["enable_ssl_refresh"][0] == "refused"
     assert fates["enable_ssl_refresh"][1].startswith("SIGHUP reads")

@@ -60,7 +60,7 @@ read from prompts as the examples write them.
 
 | an example has | octavo | note |
 |---|---|---|
-| `trust_remote_code=True`, `tokenizer_mode`, `config_format` | – | leave it out |
+| `tokenizer_mode`, `config_format` | – | leave it out |
 | `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
 | `Histogram` | `RequestOutput.metrics` | the times of a request; `GET /metrics` of a server has histograms |
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
@@ -125,9 +125,6 @@ def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], note
             note = (
                 feature.removesuffix(" is").removesuffix(" are").removesuffix(",") + yet if is_missing else absent[name]
             )
-        elif known[name].only is not None:
-            fate = "only " + " or ".join(f"`{str(value).lower()}`" for value in known[name].only or ())
-            note = note or known[name].otherwise
         else:
             fate = "same"
         rows.setdefault((fate, note), []).append(f"`{name}`")

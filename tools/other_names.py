@@ -112,6 +112,7 @@ watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_exp
 VLLM_NOTES: Final = {
     "model": "a directory in Hugging Face layout or a name on the hub; `octavo-tiny` by default",
     "quantization": "int8 and int4, made while loading; leave it out for checkpoints that are quantised already",
+    "trust_remote_code": "without effect: octavo never runs code from a checkpoint; families are built in",
     "load_format": "auto or dummy; weights are read from safetensors and PyTorch files",
     "generation_config": "`none` where vLLM has `vllm`",
     "gpu_memory_utilization": "on a CPU the share of the machine's memory",

@@ -182,9 +182,7 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
         kind = list[str]
     elif arg.choices is not None:
         kind = Literal[arg.choices]
-    # an argument with a single value so far is in the reference page alone
-    bounds, is_shown = describe_bounds(arg), arg.only is None or len(arg.only) > 1
-    return _flag(argument.name, kind, doc, argument.group, bounds, show=is_shown)
+    return _flag(argument.name, kind, doc, argument.group, describe_bounds(arg))
 
 
 def _sampling_flags() -> list[inspect.Parameter]:
@@ -214,13 +212,12 @@ def _plain_kind(hint: Any) -> Any:
     return list[typing.get_args(hint)[0]] if origin is tuple else hint  # type: ignore[misc]
 
 
-def _flag(name: str, kind: Any, doc: str, group: str, bounds: str = "", *, show: bool = True) -> inspect.Parameter:
+def _flag(name: str, kind: Any, doc: str, group: str, bounds: str = "") -> inspect.Parameter:
     is_list = typing.get_origin(kind) is list
     item = typing.get_args(kind)[0] if is_list else kind
     parameter = Parameter(
         help=doc,
         group=heading(group),
-        show=show,
         show_default=False,
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,

@@ -98,9 +98,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     )
     trust_remote_code: bool = arg(
         False,
-        "Run code that comes with a checkpoint.",
-        only=(False,),
-        otherwise="octavo never runs code from a checkpoint; the architectures it knows are in octavo/models",
+        "Accepted without effect: octavo never runs code from a checkpoint. Families whose code others take from there "
+        "are built in; octavo models lists them.",
     )
 
 

@@ -190,7 +190,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
             return getattr(import_module(f"octavo.models.{file}"), architecture)
     without = f"; with transformers there are more: {INSTALL}" if library_version() is None else ""
     own_code = (
-        "; its auto_map names code in its directory, which octavo does not run"
+        "; its auto_map names code in its directory, which octavo never runs, whatever trust_remote_code says"
         if "auto_map" in checkpoint.values
         else ""
     )

@@ -83,6 +83,11 @@ class RankParts:
 
             sizes = self.lora, self.scheduler.max_num_batched_tokens
             adapters = AdapterSlots(loaded, device.ops, *sizes, device.torch_device)
+        if model.trust_remote_code and self.mesh.rank == 0:
+            _log.info(
+                "trust_remote_code has no effect: octavo runs no code from checkpoints, and has %s built in",
+                type(opened.model).__name__,
+            )
         if not self.is_recordable and self.mesh.rank == 0:
             _log.info("ranks that share a layer are on several machines: steps run without recordings, more slowly")
         return LoadedRank(self, loaded, adapters)

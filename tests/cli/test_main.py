@@ -154,7 +154,7 @@ def test_options_are_grouped_and_tell_their_defaults(command: Command) -> None:
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
     assert "--[no-]enable-prefix-caching" in shown
-    assert "--trust-remote-code" not in shown  # takes one value only, so far
+    assert "--[no-]trust-remote-code" in shown
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,6 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], 
         (["run", "x", "--max-num-seqs", "0"], "max_num_seqs is 0, must be at least 1"),
         (["run", "x", "--temperature", "-1"], "temperature is -1.0, must be at least 0"),
         (["serve", "--port", "70000"], "port is 70000, must be at most 65535"),
-        (["chat", "--trust-remote-code"], "trust_remote_code=True is refused: octavo never runs code"),
         (["explain", "--config", "/nowhere.yaml"], "cannot read the configuration file /nowhere.yaml"),
         (["run", "x", "--model", "/nowhere"], "/nowhere"),
         (["run", "Once upon", "a time"], "'Once upon' before the prompt names no model"),

@@ -59,18 +59,6 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
         EngineArgs(**keywords)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "reason"),
-    [
-        ({"trust_remote_code": True}, "never runs code from a checkpoint"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_with_the_reason(keywords: dict[str, Any], reason: str) -> None:
-    (name,) = keywords
-    with pytest.raises(ConfigError, match=f"^{name}=.* is refused: .*{reason}"):
-        EngineArgs(**keywords)
-
-
 def test_an_argument_can_be_set_and_is_checked() -> None:
     args = EngineArgs()
     args.limit_mm_per_prompt, args.seed = {"image": 0}, 3  # type: ignore[misc]

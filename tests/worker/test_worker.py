@@ -41,6 +41,17 @@ def test_greedy_steps_agree_with_transformers(checkpoint: Path) -> None:
     assert [each[0] for each in drawn] == tokens[5:]
 
 
+def test_trust_remote_code_has_no_effect_but_a_line_at_the_start(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "octavo"):
+        start_worker(make_config(checkpoint))
+        assert "trust_remote_code" not in caplog.text
+        start_worker(make_config(checkpoint, trust_remote_code=True))
+    (said,) = (each.getMessage() for each in caplog.records if "trust_remote_code" in each.getMessage())
+    assert said.endswith("octavo runs no code from checkpoints, and has Qwen3ForCausalLM built in")
+
+
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [1.5, 2, 4, 9]}
 
 

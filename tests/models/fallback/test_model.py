@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, float], type[
     ),
     "code of a checkpoint": (
         {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}}, {}, {},
-        UnsupportedModel, "no model family Own .*auto_map names code",
+        UnsupportedModel, "no model family Own .*auto_map names code .*whatever trust_remote_code",
     ),
 }  # fmt: skip
 """By what is refused: keys of the config, options of the engine, limits of the proof, and the error."""
