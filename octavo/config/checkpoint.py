@@ -133,8 +133,8 @@ class Checkpoint(Section):
                 where = self.origin("architectures", "auto_map")
                 raise UnsupportedModel(
                     f"{where}: auto_map is {shown(code.values)} and architectures is missing: code in the "
-                    "directory alone defines the model, which octavo never runs, whatever trust_remote_code says; use a "
-                    "model whose architectures names a family that octavo has"
+                    "directory alone defines the model, which octavo never runs, whatever trust_remote_code says; use "
+                    "a model whose architectures names a family that octavo has"
                 )
             if "model_type" in self.values:
                 return self.str("model_type")

@@ -131,7 +131,7 @@ def test_the_architecture_must_be_named(tmp_path: Path) -> None:
 
 def test_an_architecture_that_only_code_in_the_directory_defines_is_refused_by_name(tmp_path: Path) -> None:
     code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
-    with pytest.raises(UnsupportedModel, match=r"auto_map is .*modeling_own\.OwnForCausalLM.*octavo never runs, whatever trust_remote"):
+    with pytest.raises(UnsupportedModel, match=r"auto_map is .*own\.OwnForCausalLM.*never runs, whatever trust_remote"):
         _ = write(tmp_path, architectures=None, model_type="llama", auto_map=code).architecture
     assert write(tmp_path, auto_map=code).architecture == "LlamaForCausalLM"
 
