@@ -43,12 +43,18 @@ class ReasoningFormat:
 class TagFormat:
     """An argument of a call: the mark before its value, with the group `key`, and the mark behind it.
 
-    is_inline: models write no line ends beside the value, one of which is read over where they do.
+    is_inline: models write no line ends beside the value, one of which is read over where they do. is_nested: objects
+    and lists are tags within tags, and all white space belongs to texts; the close mark has the key as the group `end`.
     """
 
     open: Mark
     close: Mark
     is_inline: bool = False
+    is_nested: bool = False
+
+    def end(self, key: str) -> Mark:
+        """Return the mark behind the value of a key."""
+        return Mark.of(self.close.spelled(end=key)) if self.is_nested else self.close
 
 
 class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +163,7 @@ def _calls(field: Field) -> CallFormat:
     content, name_key, arguments_key = _shape(field)
     tag = None
     if content == "tags":
-        tag = _tag(field.content_args.get("tag_pattern"), bool(field.content_args.get("is_inline")))
+        tag = _tag(field.content_args)
     if not opens:
         raise ValueError("calls need an open mark")
     return CallFormat(
@@ -198,12 +204,13 @@ def _path(function: Any, key: str) -> str:
     return match[1]
 
 
-def _tag(pattern: Any, is_inline: bool) -> TagFormat:
+def _tag(args: Mapping[str, Any]) -> TagFormat:
+    pattern, is_inline, is_nested = args.get("tag_pattern"), bool(args.get("is_inline")), bool(args.get("is_nested"))
     pieces = pieces_of(pattern) if isinstance(pattern, str) else []
     places = [place for place, piece in enumerate(pieces) if piece.group == "value"]
     if len(places) != 1 or not any(piece.group == "key" for piece in pieces[: places[0]]):
         raise ValueError("the pattern of a tag needs the groups key and value")
-    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), is_inline)
+    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), is_inline, is_nested)
 
 
 @functools.cache

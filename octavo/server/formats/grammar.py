@@ -17,6 +17,10 @@ from octavo.server.schema.tools import Tool
 
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LENIENT: Final = {**_STRICT, "lenient": True}
+_SPELLED_BY_TAGS: Final = frozenset(
+    ("type", "title", "description", "properties", "required", "additionalProperties", "items", "$defs", "definitions")
+)
+"""Keywords of schemas of objects and lists that tags within tags follow; with others a value is written as JSON."""
 _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY: Final = r"(.|\n)*"
@@ -88,7 +92,7 @@ class CallGrammar:
         if calls.content == "pythonic":
             return f"{self._spelled(f'{name}(')} {self._keywords(schema, number)} {self._spelled(')')}"
         if calls.content == "tags":
-            body = f"{self._tags(schema, number)}"
+            body = self._tags(schema, f"{number}")
         elif calls.content == "json":
             body = self._json(_ANY_OBJECT if is_loose else schema)
         else:
@@ -99,26 +103,35 @@ class CallGrammar:
         close = self._mark(*calls.closes[:1])
         return f"{self._open(name)} SPACE {body} {f'SPACE {close}' if close else ''}"
 
-    def _tags(self, schema: Mapping[str, Any], number: int) -> str:
+    def _tags(self, schema: Mapping[str, Any], number: str) -> str:
         """Return the arguments of a call between tags, in the order of the schema."""
-        tag = self._calls.tag
-        assert tag is not None
         required = schema.get("required") or ()
-        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline else r'"\n"'
         parts = []
         for place, (key, each) in enumerate(_properties(schema).items()):
-            name = f"p{number}_{place}"
-            words = each.get("enum", [each["const"]] if isinstance(each.get("const"), str) else None)
-            if each.get("type") == "string" and isinstance(words, list):
-                value = f"({' | '.join(self._spelled(str(word)) for word in words)}) {line} {self._mark(tag.close)}"
-            elif each.get("type") == "string":
-                pattern = _text_pattern(each) if self._options is _STRICT else ""
-                value = self._until(f"v{number}_{place}", tag.close, line, pattern)
-            else:
-                value = f"{self._json(each)} {line} {self._mark(tag.close)}"
-            self._rule(name, f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
+            name = self._tag(key, each, f"{number}_{place}")
             parts.append(name if key in required else f"{name}?")
         return " ".join(parts)
+
+    def _tag(self, key: str, schema: Mapping[str, Any], number: str) -> str:
+        """Return the rule of one value between tags."""
+        tag = self._calls.tag
+        assert tag is not None
+        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline else r'"\n"'
+        close, kind = tag.end(key), schema.get("type")
+        words = schema.get("enum", [schema["const"]] if isinstance(schema.get("const"), str) else None)
+        if kind == "string" and isinstance(words, list):
+            value = f"({' | '.join(self._spelled(str(word)) for word in words)}) {line} {self._mark(close)}"
+        elif kind == "string":
+            pattern = _text_pattern(schema) if self._options is _STRICT else ""
+            value = self._until(f"v{number}", close, line, pattern)
+        elif tag.is_nested and schema.keys() <= _SPELLED_BY_TAGS and kind == "object" and _properties(schema):
+            value = f"SPACE {self._tags(schema, number)} {self._mark(close)}"
+        elif tag.is_nested and schema.keys() <= _SPELLED_BY_TAGS and kind == "array" and schema.get("items"):
+            items = _properties({**schema, "properties": {"item": schema["items"]}})["item"]
+            value = f"SPACE {self._tag('item', items, number + 'i')}* {self._mark(close)}"
+        else:
+            value = f"{self._json(schema)} {line} {self._mark(close)}"
+        return self._rule(f"p{number}", f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
 
     def _keywords(self, schema: Mapping[str, Any], number: int) -> str:
         """Return the arguments of a Python call: those that are required first, then any of the others."""

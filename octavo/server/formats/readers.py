@@ -13,11 +13,13 @@ from uuid import uuid4
 import msgspec
 
 from octavo.server.formats.events import OutputEvent, ToolCallBegin, ToolCallDelta, ToolCallEnd
-from octavo.server.formats.format import CallFormat, Content
+from octavo.server.formats.format import CallFormat, Content, TagFormat
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
 from octavo.server.formats.source import Malformed, Reading, Source, Trimmed, nothing
 
 _MOST_KEY: Final = 1024
+_MOST_DEPTH: Final = 64
+"""Tags within tags that are read as such; deeper ones are text."""
 _NAME: Final = re.compile(r"[\w.\-]*")
 _KEY: Final = re.compile(r"\w*")
 _OUTSIDE: Final = re.compile(r"""[^'"\[\](){},]*""")
@@ -138,28 +140,29 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
 def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read arguments each of which stands between tags."""
     assert form.tag is not None
-    name = _name_in(found)
-    marks, ends = Marks((form.tag.open, *form.closes, *form.opens)), Marks((form.tag.close,))
+    name, is_nested = _name_in(found), form.tag.is_nested
+    marks = Marks((form.tag.open, *form.closes, *form.opens))
     yield writer.begin(name)
     joint, is_cut = "{", True
     while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:
         key = tag.groups["key"].strip()
-        schema = writer.schema(name, key)
+        schema, ends = writer.schema(name, key), Marks((form.tag.end(key),))
         yield from writer.piece(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
         joint = ", "
         only_line = not (form.tag.open.is_spaced or form.tag.close.is_spaced)
         if schema.get("type") == "string":
             yield from writer.piece('"')
-            text = Trimmed(
-                lambda piece: writer.piece(json.dumps(piece, ensure_ascii=False)[1:-1]),
-                only_line=only_line,
-                is_at_mark=True,
-            )
-            end = yield from source.until(ends, text)
+            text = Trimmed(lambda piece: _quoted(writer, piece), only_line=only_line, is_at_mark=True)
+            end = yield from source.until(ends, (lambda piece: _quoted(writer, piece)) if is_nested else text)
             if end is None:  # the text was cut
                 break
             yield from text.cut()
             yield from writer.piece('"')
+        elif is_nested:
+            value = yield from _element(source, form.tag, key, schema)
+            if value is None:
+                break
+            yield from writer.piece(value)
         else:
             pieces: list[str] = []
             end = yield from source.until(ends, _kept_in(pieces))
@@ -172,6 +175,50 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
             source.at -= tag.end - tag.start
         yield from writer.piece("{}" if joint == "{" else "}")
     yield writer.end(is_cut=is_cut)
+
+
+def _quoted(writer: CallWriter, piece: str) -> Iterable[OutputEvent]:
+    return writer.piece(json.dumps(piece, ensure_ascii=False)[1:-1])
+
+
+def _element(
+    source: Source, tag: TagFormat, key: str, schema: Mapping[str, Any], depth: int = 1
+) -> Reading[str | None]:
+    """Return the JSON of what stands before the close mark of a key: of the tags in it, else of its text. None where
+    the text is cut."""
+    pieces: list[str] = []
+    inner: list[tuple[str, str]] = []
+    end = tag.end(key)
+    is_text = depth >= _MOST_DEPTH or schema.get("type") == "string"
+    marks = Marks((end,) if is_text else (tag.open, end))
+    properties, items = (schema.get(name) for name in ("properties", "items"))
+    while (found := (yield from source.until(marks, _kept_in(pieces)))) is not None:
+        if found.mark == end:
+            return _joined(inner, "".join(pieces), schema)
+        name = found.groups["key"].strip()
+        each = properties.get(name) if isinstance(properties, Mapping) else items
+        value = yield from _element(source, tag, name, each if isinstance(each, Mapping) else {}, depth + 1)
+        if value is None:
+            return None
+        inner.append((name, value))
+    return None
+
+
+def _joined(inner: list[tuple[str, str]], text: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON of tags, which are an object, or a list of `item`; of a text where there are none."""
+    kind = schema.get("type")
+    if not inner and kind == "string":
+        return json.dumps(text, ensure_ascii=False)
+    if not inner and (kind not in ("array", "object") or text.strip()):
+        return _typed(text, schema)
+    if kind == "array" or (kind != "object" and all(key == "item" for key, _ in inner)):
+        return f"[{', '.join(value for _, value in inner)}]"
+    values: dict[str, list[str]] = {}
+    for key, value in inner:
+        values.setdefault(key, []).append(value)
+    # a key that comes again has the list of its values
+    parts = ((key, each[0] if len(each) == 1 else f"[{', '.join(each)}]") for key, each in values.items())
+    return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {value}' for key, value in parts)}}}"
 
 
 def _read_pythonic(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:

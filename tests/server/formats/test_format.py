@@ -51,6 +51,14 @@ TEXTS = {
         "\n",
         "<minimax:tool_call>\n{}\n</minimax:tool_call>",
     ),
+    "minimax_m3": (
+        "N<tool_call>\n"
+        'N<invoke name="f">N<a>N<b>N<item>1N</item>'
+        'N<item>N<c>“ü”\n"x" </tool_call>N</c>N</item>N</b>N</a>N<d>N</d>N</invoke>\n'
+        'N<invoke name="g">N</invoke>\n'
+        'N<invoke name="h">N<s>it\'sN</s>N<on>trueN</on>N<off>nullN</off>N</invoke>\n'
+        "N</tool_call>"
+    ).replace("N<", "]<]minimax[>[<"),
     "deepseek_v32": tagged(
         '<｜DSML｜invoke name="NAME">\nBODY</｜DSML｜invoke>',
         '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>',
@@ -176,6 +184,8 @@ def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> No
     [
         ("{{ '<|tool_calls_section_begin|>' }} <|tool_call_argument_begin|> </think>", "kimi_k2+think"),
         ("'<minimax:tool_call>' <invoke name= <parameter name= </think>", "minimax_m2+think"),
+        ("{%- set ns_token = ']<]minimax[>[' -%} '<tool_call>' '<mm:think>' <invoke name= </think>", "minimax_m3"),
+        ("<tool_call> <arg_key> </arg_key> <arg_value> </think> <assistant>", "glm+think"),
         ("<seed:think> <seed:tool_call> <function= <parameter=", "seed_oss"),
         ("<longcat_tool_call>", "longcat"),
         ("<|action_start|><|plugin|>", "internlm"),
@@ -196,6 +206,42 @@ def test_ids_that_a_model_writes_are_kept() -> None:
         assert [call.id for call in calls] == ["functions.f:0", "functions.g:12", "functions.h:2"]
 
 
+def test_tags_within_tags_are_objects_and_lists_of_the_schema_and_texts_stay_as_they_are() -> None:
+    schema = {
+        "a": {"type": "array", "items": {"type": "object", "properties": {"b": {"type": "string"}}}},
+        "c": {"type": "string"},
+        "d": {"type": "object"},
+        "e": {"type": "array"},
+    }
+    body = (
+        "N<a>\nN<item>\nN<b> 7\nN</b>\nN</item>\nN</a>\nN<c>\n  xN</d>N<z>\n\nN</c>"
+        'N<d>N</d>N<e>N</e>N<f>N<x>1N</x>N<x>2N</x>N</f>N<g>{"h": [1]}N</g>'
+    )
+
+    def text(body: str) -> str:
+        call = f'ok N<tool_call>\nN<invoke name="f">\n{body}N</invoke>\nN</tool_call>'
+        return call.replace("N<", "]<]minimax[>[<")
+
+    wanted = {
+        "a": [{"b": " 7\n"}],
+        "c": "\n  x]<]minimax[>[</d>]<]minimax[>[<z>\n\n",
+        "d": {},
+        "e": [],
+        "f": {"x": [1, 2]},
+        "g": {"h": [1]},
+    }
+    for pieces in cuttings(text(body), 6):
+        output = read(form("minimax_m3"), pieces, tools={"f": {"properties": schema}})
+        assert (output.text, [json.loads(call.arguments) for call in output.calls]) == ("ok", [wanted])
+    deep = "N<k>" * 5000 + "N</k>" * 5000
+    [call] = read(form("minimax_m3"), [text(deep)], tools={"f": {}}).calls
+    assert call.arguments.startswith('{"k": ')
+
+
+def test_a_lone_end_mark_before_an_answer_without_reasoning_is_left_out() -> None:
+    assert read(form("minimax_m3"), ["</mm:think>Yes."]).text == "Yes."
+
+
 def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> None:
     text = '<minimax:tool_call><invoke name="f"><parameter name="d">\n  a\n\n</parameter></invoke></minimax:tool_call>'
     for pieces in cuttings(text, 6):
@@ -210,6 +256,7 @@ def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> Non
         ("ernie_think", "<think>\nhm\n</think>\n\n<response>\nYes.\n</response>\n"),
         ("seed_oss", "<seed:think>hm</seed:think>Yes."),
         ("longcat", "<longcat_think>hm</longcat_think>Yes."),
+        ("minimax_m3", "<mm:think>\nhm\n</mm:think>\n\nYes."),
         ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
     ],
 )

@@ -94,7 +94,8 @@ def walk(grammar: str, seed: int, prefix: str = "", most_tokens: int = 400) -> s
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer().encode(prefix, add_special_tokens=False)
     assert matcher.consume_tokens(ids)
-    closers = [tokenizer().encode(text, add_special_tokens=False) for text in CLOSERS]
+    named = sorted(set(re.findall(r"\]<\]minimax\[>\[</\w+>", grammar)))
+    closers = [tokenizer().encode(text, add_special_tokens=False) for text in (*CLOSERS, *named)]
     while len(ids) < most_tokens and not matcher.is_stopped():
         forced = matcher.compute_ff_tokens()
         if forced:
@@ -217,7 +218,7 @@ def test_texts_of_strict_tools_follow_patterns_and_lengths(name: str) -> None:
     wanted = call_form(form, asked(tools=[tool], tool_choice="required"))
     for seed in range(4):
         parser = OutputParser(form, {"c": schema})
-        output = joined(parser.feed(walk(wanted.grammar or "", seed) or "", is_last=True))
+        output = joined(parser.feed(walk(wanted.grammar or "", seed, most_tokens=1000) or "", is_last=True))
         found += [json.loads(call.arguments) for call in output.calls]
     assert found
     for each in found:
