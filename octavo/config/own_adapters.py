@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -55,11 +56,15 @@ def own_adapter_files(checkpoint: Checkpoint) -> list[Path]:
     return [folder / name for folder in found for name in (_FILE, "adapter_model.safetensors")]
 
 
+def own_adapters(checkpoint: Checkpoint, limits: Mapping[str, int]) -> list[OwnAdapter]:
+    """Return the adapters that a checkpoint has for what prompts may bring. limits: by kind. Raises CheckpointError."""
+    return [own for kind in _KINDS if limits[kind] and (own := own_adapter(checkpoint, kind)) is not None]
+
+
 def for_own_adapters(args: EngineArgs, checkpoint: Checkpoint) -> EngineArgs:
     """Return the arguments with room for the adapters that a checkpoint has for what prompts bring. Raises
     CheckpointError."""
-    limits = media_limits(args)
-    found = [own for kind in _KINDS if limits[kind] and (own := own_adapter(checkpoint, kind)) is not None]
+    found = own_adapters(checkpoint, media_limits(args))
     if not found:
         return args
     return replace(args, enable_lora=True, max_lora_rank=max(args.max_lora_rank, *(own.rank for own in found)))

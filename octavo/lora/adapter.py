@@ -98,9 +98,11 @@ def layers_of(model: DecoderStack, num_slots: int, dtype: torch.dtype) -> Iterat
             yield Target.of(path, layer, num_slots, held)
 
 
-def read_files(folder: Path, digest: str, heads: Heads, family: str) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
-    """Return the config and the tensors of an adapter whose files have this digest. heads, family: of the
-    model, and its class.
+def read_files(
+    folder: Path, digest: str | None, heads: Heads, family: str
+) -> tuple[AdapterConfig, Mapping[str, Tensor]]:
+    """Return the config and the tensors of an adapter whose files have this digest, None for any. heads,
+    family: of the model, and its class.
 
     It is the SHA-256, in hexadecimal digits, of `file_heading` and content of each. Each file is read once, so what is
     used is what was digested. Raises CheckpointError.
@@ -118,7 +120,7 @@ def read_files(folder: Path, digest: str, heads: Heads, family: str) -> tuple[Ad
             raise CheckpointError(f"{path}: {error}") from error
         found.update(file_heading(name, len(contents[-1])))
         found.update(contents[-1])
-    if found.hexdigest() != digest:
+    if digest not in (None, found.hexdigest()):
         raise CheckpointError(f"{folder}: the files have changed since the request named them; send it again")
     if is_gguf_adapter(folder):
         return read_gguf_adapter(folder, contents[0], heads, family)
@@ -146,8 +148,9 @@ class AdapterReader:
         self._targets = {source: each for each in targets for source in each.sources}
         self._dtype, self._max_rank = dtype, max_rank
 
-    def read(self, folder: Path, digest: str, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
-        """Return what an adapter adds, by paths of layers. slots: by paths of layers. Raises CheckpointError."""
+    def read(self, folder: Path, digest: str | None, slots: Mapping[str, SlotLinear]) -> dict[str, PackedFactors]:
+        """Return what an adapter adds, by paths of layers. digest: as of `read_files`. slots: by paths of layers.
+        Raises CheckpointError."""
         config, tensors = read_files(folder, digest, self._model.config.heads, type(self._model).__name__)
         file = folder if is_gguf_adapter(folder) else folder / WEIGHTS_FILE
         if config.parameters and not self._experts.is_enabled:

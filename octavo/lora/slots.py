@@ -141,6 +141,13 @@ class AdapterSlots:
         except OSError as error:
             return f"{folder}: cannot be read ({error}); mend that, and send the request again"
 
+    def check_adapter(self, folder: Path) -> None:
+        """Read an adapter, and forget it. Raises CheckpointError where it cannot be used."""
+        try:
+            self._reader.read(folder, None, self._slots)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot be read ({error})") from error
+
     def drop_adapter(self, digest: str) -> None:
         """Forget an adapter that no slot in use has."""
         self._adapters.pop(digest, None)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors, ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.media_args import media_limits
+from octavo.config.own_adapters import own_adapters
 from octavo.config.schema import EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from octavo.devices.device import Device, DrawingModel, LanguageModel
 from octavo.distributed.mesh import Mesh
@@ -83,6 +86,9 @@ class RankParts:
 
             sizes = self.lora, self.scheduler.max_num_batched_tokens
             adapters = AdapterSlots(loaded, device.ops, *sizes, device.torch_device)
+            # else a damaged one is found at the first image or sound
+            for own in own_adapters(Checkpoint.of(model), media_limits(model)) if dummy_seed is None else ():
+                adapters.check_adapter(own.path)
         if model.trust_remote_code and self.mesh.rank == 0:
             _log.info(
                 "trust_remote_code has no effect: octavo runs no code from checkpoints, and has %s built in",

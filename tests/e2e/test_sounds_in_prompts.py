@@ -229,3 +229,6 @@ def test_the_adapter_of_a_checkpoint_is_used_with_sounds_alone(tmp_path: Path) -
     for token_id, each in (completion.logprobs or [])[0].items():
         assert abs(each.logprob - float(logits.log_softmax(-1)[token_id])) <= 1e-4
     assert bits([spoken]) != bits(plain[:1])
+    (path / "adapter_model.safetensors").write_bytes(b"no adapter")
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        generate(path, ["w1"])

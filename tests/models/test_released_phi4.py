@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
@@ -66,6 +67,23 @@ def test_an_adapter_that_is_not_there_is_refused(path: Path) -> None:
     assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0}))
     (path / "preprocessor_config.json").unlink()
     assert bits(generate(path, PROMPTS[3:]))
+
+
+@pytest.mark.parametrize("damage", ["cut", "other model", "absent"])
+def test_a_damaged_adapter_is_refused_when_the_model_is_loaded(path: Path, damage: str) -> None:
+    file = path / "vision-lora" / "adapter_model.safetensors"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    elif damage == "absent":
+        file.unlink()
+    else:
+        tensors = load_file(file)
+        name = next(each for each in tensors if ".lora_A." in each)
+        save_file({**tensors, name: tensors[name][:, 1:].contiguous()}, file)
+    said = {"cut": "truncated or damaged", "other model": r"has shape \[4, \d+\]", "absent": "cannot be read"}
+    with pytest.raises(CheckpointError, match=said[damage]):
+        generate(path, PROMPTS[3:])
+    assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0}))
 
 
 def test_a_quantised_copy_has_the_adapter(path: Path, tmp_path: Path) -> None:
