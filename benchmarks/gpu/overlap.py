@@ -26,8 +26,31 @@ from octavo.attention.metadata import ModelInput
 from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import RotatingCudaBackend
 from octavo.devices.cuda.device import CudaDevice
-from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton, overlapping
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton
 from octavo.models.decoder import DecoderStack
+
+DEPENDENT: Final = frozenset(
+    {
+        *("attention.attend", "attention.merge", "elementwise.elementwise", "linear.chunks_at_once", "linear.linear"),
+        *("rows.rms_norm", "rows.rotate_and_store"),
+    }
+)
+"""Kernels of decode steps whose programs all wait for earlier launches (`kernels/dependent.py`)."""
+
+
+def overlapping(launch: Launcher) -> Launcher:
+    """Return a launcher whose launches of `DEPENDENT` begin while earlier ones run, for capabilities from 9.0 on.
+
+    `launch_pdl` is Triton's option for programmatic dependent launch.
+    """
+
+    def launch_early(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if kernel in DEPENDENT:
+            constants |= {"IS_DEPENDENT": True, "launch_pdl": True}
+        launch(kernel, grid, *arguments, **constants)
+
+    return launch_early
+
 
 LAUNCHERS: Final[dict[str, Launcher]] = {"ordinary": launch_by_triton, "overlapping": overlapping(launch_by_triton)}
 ROWS, LENGTH = (1, 16, 64), 224
@@ -37,7 +60,8 @@ _TURNS, _REPLAYS = 2, 50
 class OverlappingCuda(CudaDevice):
     """The device with launches that overlap."""
 
-    overlaps_launches = True
+    def launcher(self, is_invariant: bool) -> Launcher:
+        return overlapping(super().launcher(is_invariant))
 
 
 @contextmanager

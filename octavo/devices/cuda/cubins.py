@@ -89,7 +89,6 @@ class _Variant:
         """about: its line of the manifest. Raises DriverError."""
         self._driver = driver
         self._threads, self._shared_bytes = 32 * about["num_warps"], about["shared"]
-        self._is_dependent = ("launch_pdl", True) in call.constants
         self._places = tuple(i for i, kind in enumerate(call.types) if kind != ONE)
         """Places of the arguments that are parameters."""
         self._function = driver.load(code, about["function"], about["shared"])
@@ -109,8 +108,7 @@ class _Variant:
             parameters = self._new_parameters()
         packed, addresses = parameters
         self._layout.pack_into(packed, 0, *given, *self._scratch)
-        settings = self._function, grid, self._threads, self._shared_bytes, addresses
-        self._driver.launch(*settings, is_dependent=self._is_dependent)
+        self._driver.launch(self._function, grid, self._threads, self._shared_bytes, addresses)
         self._free.append(parameters)  # the driver has read them
 
     def _new_parameters(self) -> tuple[Any, Any]:

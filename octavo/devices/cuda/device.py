@@ -20,7 +20,7 @@ from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
 from octavo.devices.cuda.cubins import FOLDER, open_launcher
 from octavo.devices.cuda.driver import Driver, newest_cuda
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, Graph, GraphedModel
-from octavo.devices.cuda.runtime import CudaRuntime, Launcher, overlapping
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, Stream, Swaps, done_behind
 from octavo.devices.cuda.token_store import CudaTokenStore
@@ -41,8 +41,6 @@ LEAST_CAPABILITY: Final = (8, 0)
 """Ampere: the first with products of bfloat16."""
 FLOAT8_CAPABILITY: Final = (8, 9)
 """Ada: the first that decodes floats of 8 bits."""
-DEPENDENT_CAPABILITY: Final = (9, 0)
-"""Hopper: the first whose launches may begin while earlier ones run."""
 
 
 def _why_unavailable(needed: str) -> str:
@@ -75,9 +73,6 @@ class CudaDevice(ReferenceDevice):
     keeps_float8 = True
     warms_up = True
     most_graphs = MAX_GRAPHS
-    overlaps_launches = False
-    """Whether kernels of decode steps begin while earlier ones run, where the GPU can do so. Not until it is measured:
-    see `benchmarks.gpu.overlap`."""
 
     def __init__(self, config: DeviceConfig, platform: Platform, because: str, place: int = 0) -> None:
         if config.instruction_set != "auto":
@@ -92,12 +87,9 @@ class CudaDevice(ReferenceDevice):
             raise ConfigError(f"{too_old}: choose others by CUDA_VISIBLE_DEVICES")
         self._swaps: Swaps | None = None
         self._transfer_streams = self._streams()
-        launcher = self.launcher(config.batch_invariant)
-        if self.overlaps_launches and self._capability() >= DEPENDENT_CAPABILITY:
-            launcher = overlapping(launcher)
-        self.runtime = CudaRuntime(
-            config.batch_invariant, launcher, self.shared_bytes(), has_float8=self._capability() >= FLOAT8_CAPABILITY
-        )
+        has_float8 = self._capability() >= FLOAT8_CAPABILITY
+        launcher, shared_bytes = self.launcher(config.batch_invariant), self.shared_bytes()
+        self.runtime = CudaRuntime(config.batch_invariant, launcher, shared_bytes, has_float8)
         self.rows_are_exact = config.batch_invariant
         self.ops = self.runtime.bind(config.op_overrides)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int, c_uint, c_void_p, pointer
+from ctypes import CDLL, byref, c_char_p, c_int, c_uint, c_void_p
 from functools import partial
 from threading import Thread
 from typing import Any, Final
@@ -22,29 +22,8 @@ _SIGNATURES: Final = {
     "cuModuleLoadData": (c_void_p, c_char_p),
     "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
-    "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
 }
-
-
-class _Attribute(Structure):
-    """CUlaunchAttribute: a number that says which it is, and a union of 64 bytes that is aligned to 8."""
-
-    _fields_ = (("id", c_int), ("_", c_int), ("value", c_int * 16))
-
-
-class _Launch(Structure):
-    """CUlaunchConfig. sizes: of the grid, of a program in threads, and bytes of shared memory."""
-
-    _fields_ = (
-        ("sizes", c_uint * 7),
-        ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
-        ("num_attributes", c_uint),
-    )
-
-
-_EARLY: Final = pointer(_Attribute(6, 0, (c_int * 16)(1)))
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
 
 def _library() -> Any:
@@ -121,24 +100,19 @@ class Driver:
             self._call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
         return handle.value or 0
 
-    def launch(
-        self, function: int, grid: Sequence[int], threads: int, shared_bytes: int, arguments: Any, *, is_dependent: bool
-    ) -> None:
-        """Launch a function; arguments: an array of the addresses of its parameters. Raises DriverError.
-
-        is_dependent: whether it may begin while earlier launches run, for which it waits itself.
-        """
+    def launch(self, function: int, grid: Sequence[int], threads: int, shared_bytes: int, arguments: Any) -> None:
+        """Launch a function; arguments: an array of the addresses of its parameters. Raises DriverError."""
         x, y, z = (*grid, 1, 1)[:3]
         if not x * y * z:
             return
-        launch = _Launch((x, y, z, threads, 1, 1, shared_bytes), self._current_stream(), _EARLY, is_dependent)
-        call, given = self._calls["cuLaunchKernelEx"], (byref(launch), function, arguments, None)
+        call = self._calls["cuLaunchKernel"]
+        given = function, x, y, z, threads, 1, 1, shared_bytes, self._current_stream(), arguments, None
         code = call(*given)
         if code == _INVALID_CONTEXT:  # a thread that has not yet used the GPU
             self._call("cuCtxSetCurrent", self._context)
             code = call(*given)
         if code:
-            raise DriverError(f"cuLaunchKernelEx returned error {code} of CUDA")
+            raise DriverError(f"cuLaunchKernel returned error {code} of CUDA")
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = self._calls[name](*arguments)

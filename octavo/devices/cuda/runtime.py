@@ -36,29 +36,6 @@ def launch_by_triton(kernel: str, grid: tuple[int, ...], *arguments: Any, **cons
     triton_function(kernel)[grid](*arguments, **{**OPTIONS, **triton_constants(constants)})
 
 
-DEPENDENT: Final = frozenset(
-    {
-        *("attention.attend", "attention.merge", "elementwise.elementwise", "linear.chunks_at_once", "linear.linear"),
-        *("rows.rms_norm", "rows.rotate_and_store"),
-    }
-)
-"""Kernels of decode steps whose programs all wait for earlier launches (`kernels/dependent.py`)."""
-
-
-def overlapping(launch: Launcher) -> Launcher:
-    """Return a launcher whose launches of `DEPENDENT` begin while earlier ones run, for capabilities from 9.0 on.
-
-    `launch_pdl` is Triton's option for programmatic dependent launch.
-    """
-
-    def launch_early(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        if kernel in DEPENDENT:
-            constants |= {"IS_DEPENDENT": True, "launch_pdl": True}
-        launch(kernel, grid, *arguments, **constants)
-
-    return launch_early
-
-
 @cache
 def triton_function(kernel: str) -> Any:
     """Return Triton's function of a kernel."""

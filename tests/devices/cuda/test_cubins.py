@@ -9,7 +9,7 @@ import os
 import struct
 import subprocess
 import sys
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_void_p, string_at
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint, c_void_p, string_at
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,10 +46,8 @@ class KeptDriver:
         self.loaded: list[str] = []
         self.attributes: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
-        self.launched_with: list[bytes] = []
-        """The attributes of each launch, as the driver reads them."""
         self.codes: list[bytes] = []
-        self.results = {"cuLaunchKernelEx": [0] * 99, "cuModuleLoadData": [0] * 99}
+        self.results = {"cuLaunchKernel": [0] * 99, "cuModuleLoadData": [0] * 99}
         self.contexts: list[int] = []
         self._sizes = sizes
         pointer = POINTER(c_void_p)
@@ -61,7 +59,7 @@ class KeptDriver:
             cuFuncSetAttribute=CFUNCTYPE(c_int, c_void_p, c_int, c_int)(
                 lambda function, name, value: self.attributes.append((name, value)) or 0
             ),
-            cuLaunchKernelEx=CFUNCTYPE(c_int, c_void_p, c_void_p, pointer, c_void_p)(self._launch),
+            cuLaunchKernel=CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, pointer, c_void_p)(self._launch),
         )
 
     def _current(self, context: Any) -> int:
@@ -79,13 +77,12 @@ class KeptDriver:
         function[0] = len(self.loaded)
         return 0
 
-    def _launch(self, config: int, function: int, parameters: Any, _: Any) -> int:
-        *sizes, stream, attributes, num_attributes = struct.unpack("=7I4xQQI", string_at(config, 52))
-        result = self.results["cuLaunchKernelEx"].pop()
+    def _launch(self, function: int, *arguments: Any) -> int:
+        *sizes, stream, parameters, _ = arguments
+        result = self.results["cuLaunchKernel"].pop()
         if not result:
             values = [string_at(parameters[i], size) for i, size in enumerate(sizes_in(self.codes[function - 1]))]
             self.launches.append((self.loaded[function - 1], sizes, stream, values))
-            self.launched_with.append(string_at(attributes, 72 * num_attributes))
         return result
 
 
@@ -139,7 +136,6 @@ def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folde
     assert sorted(kept.loaded) == ["rms_norm", "rotate_and_store"]
     name, sizes, stream, values = kept.launches[0]
     assert (name, stream, sizes[:6]) == ("rotate_and_store", 4321, [3, 32, 1, 128, 1, 1])
-    assert kept.launched_with == [b""]
     assert [len(each) for each in values] == [8] * 12 + [4] * 11 + [8] * 2
     tensors = (q, k, v, out, *cache, metadata.slot_mapping, positions, table, table, weight, weight)
     strides = [4096, 128] * 3 + [16_384, 2048, 128]
@@ -339,14 +335,12 @@ def test_the_driver_asks_for_shared_memory_and_names_what_failed() -> None:
     own = Driver(kept.library, lambda: 0)
     assert [own.load(b"x", "f", each) for each in (48 << 10, 100_000)] == [1, 2]
     assert kept.attributes == [(8, 100_000)]
-    kept.results["cuLaunchKernelEx"] = [0, 201]  # another thread: its context is set, and the launch made again
-    own.launch(1, (1,), 32, 0, None, is_dependent=True)
+    kept.results["cuLaunchKernel"] = [0, 201]  # another thread: its context is set, and the launch made again
+    own.launch(1, (1,), 32, 0, None)
     assert (kept.contexts, len(kept.launches)) == ([77], 1)
-    # programmatic stream serialisation, in a union of 64 bytes behind its number
-    assert kept.launched_with == [struct.pack("=2i16i", 6, 0, 1, *(0,) * 15)]
-    kept.results["cuLaunchKernelEx"] = [700]
-    with pytest.raises(DriverError, match="cuLaunchKernelEx returned error 700"):
-        own.launch(1, (1,), 32, 0, None, is_dependent=False)
+    kept.results["cuLaunchKernel"] = [700]
+    with pytest.raises(DriverError, match="cuLaunchKernel returned error 700"):
+        own.launch(1, (1,), 32, 0, None)
     kept.results["cuModuleLoadData"] = [209]
     with pytest.raises(DriverError, match="cuModuleLoadData returned error 209"):
         own.load(b"x", "f", 0)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
+from benchmarks.gpu.overlap import DEPENDENT, overlapping
 from octavo import LLM, SamplingParams
-from octavo.config.schema import DeviceConfig
 from octavo.devices import DEVICES
 from octavo.devices.cuda.ops.linear import FEW
-from octavo.devices.cuda.runtime import DEPENDENT, CudaRuntime, Launcher, launch_by_triton, overlapping, triton_function
-from octavo.platform import Platform
+from octavo.devices.cuda.runtime import CudaRuntime, Launcher, launch_by_triton, triton_function
 from tests.devices.cuda.interpreted import InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -35,29 +34,18 @@ def noting(launch: Launcher) -> Launcher:
     return launch_noted
 
 
-class Overlapping(InterpretedCuda):
-    """The device with launches that overlap."""
-
-    overlaps_launches = True
-    capability = 9, 0
+class Ordinary(InterpretedCuda):
+    """The device."""
 
     def launcher(self, is_invariant: bool) -> Launcher:
         return noting(launch_by_triton)
 
-    def _capability(self) -> tuple[int, int]:
-        return self.capability
 
+class Overlapping(InterpretedCuda):
+    """The device with launches that overlap."""
 
-class Ordinary(Overlapping):
-    """The device without them."""
-
-    overlaps_launches = False
-
-
-class OfAmpere(Overlapping):
-    """A GPU whose launches cannot overlap."""
-
-    capability = 8, 9
+    def launcher(self, is_invariant: bool) -> Launcher:
+        return overlapping(noting(launch_by_triton))
 
 
 @pytest.fixture(autouse=True)
@@ -79,15 +67,6 @@ def test_each_of_these_kernels_waits_and_only_if_it_is_told_to() -> None:
     for kernel in DEPENDENT:
         function = triton_function(kernel)
         assert inspect.signature(function.fn).parameters["IS_DEPENDENT"].default is False, kernel
-
-
-@pytest.mark.parametrize(("device", "is_marked"), [(Overlapping, True), (Ordinary, False), (OfAmpere, False)])
-def test_launches_overlap_where_the_gpu_can_and_the_device_is_told_to(
-    device: type[InterpretedCuda], is_marked: bool
-) -> None:
-    made = device(DeviceConfig(device="cuda", threads=1), Platform.detect(), "a test")
-    made.ops.rms_norm(torch.ones(2, 32), torch.ones(32), 1e-6)
-    assert [constants.get("launch_pdl", False) for _, constants in LAUNCHED] == [is_marked]
 
 
 def products(runtime: CudaRuntime) -> list[Tensor]:
