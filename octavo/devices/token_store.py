@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,26 +39,6 @@ class TokenStore(Protocol):
 
     def on_device(self) -> Tensor:
         """Return all lines, int32 [lines, width], where the device computes; valid until the next change."""
-        ...
-
-
-class DeviceTokenStore(TokenStore, Protocol):
-    """A store whose device adds tokens by itself; the host gets them later, by `note`."""
-
-    def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where `on_device` has, seen as one line, those positions of lines; there is room for them."""
-        ...
-
-    def at(self, places: Tensor) -> Tensor:
-        """Return the tokens at places on the device, int64 [tokens]."""
-        ...
-
-    def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
-        """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""
-        ...
-
-    def note(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Store on the host what is on the device already: token i at `positions[i]` of line `lines[i]`."""
         ...
 
 
@@ -108,6 +88,67 @@ class HostTokenStore:
         grown = np.zeros(shape, dtype=np.int32)
         grown[:have_lines, :have_width] = self._tokens
         self._tokens = grown
+
+
+class DeviceTokenStore(HostTokenStore):
+    """A `TokenStore` on a host and on a device beside it. Steps gather tokens on the device, which adds what it draws
+    by itself; the host gets those later, by `note`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._there = torch.zeros(self._tokens.shape, dtype=torch.int32, device=device)
+
+    def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
+        super().write(line, first, token_ids)
+        end = first + len(token_ids)
+        self._there[line, first:end].copy_(torch.from_numpy(self._tokens[line, first:end]), non_blocking=True)
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        super().copy(source, target, num_tokens)
+        self._there[target, :num_tokens] = self._there[source, :num_tokens]
+
+    def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
+        out.copy_(self.at(self._sent(self.places(lines, positions))))
+
+    def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where `on_device` has, seen as one line, those positions of lines; there is room for them."""
+        self._reserve(0, int(positions.max()) + 1)
+        return lines * self._there.shape[1] + positions
+
+    def at(self, places: Tensor) -> Tensor:
+        """Return the tokens at places on the device, int64 [tokens]."""
+        return self._there.view(-1).index_select(0, places).long()
+
+    def on_device(self) -> Tensor:
+        return self._there
+
+    def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.note(lines, positions, token_ids)
+        self._put(lines, positions, self._sent(np.array(token_ids, dtype=np.int32)))
+
+    def append_drawn(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
+        """Store drawn token i, of int64 [drawn] on the device, at `positions[i]` of line `lines[i]` there."""
+        self._put(lines, positions, token_ids.int())
+
+    def note(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Store on the host what is on the device already: token i at `positions[i]` of line `lines[i]`."""
+        super().append(lines, positions, token_ids)
+
+    def _put(self, lines: Sequence[int], positions: Sequence[int], token_ids: Tensor) -> None:
+        places = self.places(np.array(lines, dtype=np.int64), np.array(positions, dtype=np.int64))
+        self._there.view(-1).index_copy_(0, self._sent(places), token_ids)
+
+    def _sent(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _reserve(self, num_lines: int, width: int) -> None:
+        super()._reserve(num_lines, width)
+        have_lines, have_width = self._there.shape
+        if self._tokens.shape != (have_lines, have_width):
+            grown = torch.zeros(self._tokens.shape, dtype=torch.int32, device=self._device)
+            grown[:have_lines, :have_width] = self._there
+            self._there = grown
 
 
 def _power_of_two(count: int) -> int:

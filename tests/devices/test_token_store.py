@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.devices.cuda.token_store import CudaTokenStore
-from octavo.devices.token_store import HostTokenStore, TokenStore
+from octavo.devices.token_store import DeviceTokenStore, HostTokenStore, TokenStore
 
 
 @pytest.fixture(params=["host", "cuda"])
 def store(request: pytest.FixtureRequest) -> TokenStore:
-    return HostTokenStore(1, 4) if request.param == "host" else CudaTokenStore(torch.device("cpu"))
+    return HostTokenStore(1, 4) if request.param == "host" else DeviceTokenStore(torch.device("cpu"))
 
 
 def gathered(store: TokenStore, *places: tuple[int, int]) -> list[int]:

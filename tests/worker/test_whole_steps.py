@@ -11,7 +11,7 @@ import torch
 from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ScheduledSequence
-from octavo.devices.cuda.token_store import CudaTokenStore
+from octavo.devices.token_store import DeviceTokenStore
 from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 from octavo.sampling.sampler import DrawnTokens, DrawPlan
@@ -87,7 +87,7 @@ class FakeBatch:
 def launched(
     errors: dict[int, RequestError], model: Any = None, num_copies: int = 0, group: Collectives | None = None
 ) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
-    sequences = Sequences(CudaTokenStore(torch.device("cpu")))
+    sequences = Sequences(DeviceTokenStore(torch.device("cpu")))
     for seq_id in range(3):
         sequences.add(new_sequence(seq_id, [1, 2 + seq_id], [0], params=PARAMS))
     rows = [BatchRow(ScheduledSequence(seq_id, 0, 1, 1, 1), sequences[seq_id]) for seq_id in range(3)]

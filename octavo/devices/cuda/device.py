@@ -23,12 +23,11 @@ from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime, Launcher
 from octavo.devices.cuda.sampler import CHUNK_BYTES, CudaSampler, read_later
 from octavo.devices.cuda.swaps import STAGING_BYTES, Stream, Swaps, done_behind
-from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, MemoryUse, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.devices.reference.sampler import reference_bytes
-from octavo.devices.token_store import TokenStore
+from octavo.devices.token_store import DeviceTokenStore, TokenStore
 from octavo.errors import ConfigError
 from octavo.ops.pages import Pages
 from octavo.ops.registry import bind
@@ -181,7 +180,7 @@ class CudaDevice(ReferenceDevice):
     read_later = staticmethod(read_later)
 
     def token_store(self) -> TokenStore:
-        return CudaTokenStore(self.torch_device)
+        return DeviceTokenStore(self.torch_device)
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         return reference_bytes(num_rows, vocab_size, CHUNK_BYTES)

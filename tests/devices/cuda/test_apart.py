@@ -21,10 +21,9 @@ from octavo.core.media import MediaInput
 from octavo.core.pooling import PooledPrompt, PoolingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.runtime import Launcher, launch_by_triton
-from octavo.devices.cuda.token_store import CudaTokenStore
 from octavo.devices.device import open_device
 from octavo.devices.reference.attention import ReferenceBackend
-from octavo.devices.token_store import HostTokenStore
+from octavo.devices.token_store import DeviceTokenStore, HostTokenStore
 from octavo.errors import CheckpointError
 from octavo.layers.rope import Rope
 from octavo.models.packed_folder import PackedFolder
@@ -267,7 +266,7 @@ def test_steps_with_images_and_pairs_wait_for_no_copy_to_the_device() -> None:
 
     expected = tensors(HostTokenStore(), torch.device("cpu"))
     with ApartMode() as mode:
-        found = tensors(CudaTokenStore(torch.device("apart", 0)), torch.device("apart", 0))
+        found = tensors(DeviceTokenStore(torch.device("apart", 0)), torch.device("apart", 0))
     assert not mode.waits
     for there, here in zip(found, expected, strict=True):
         assert isinstance(there, ApartTensor)

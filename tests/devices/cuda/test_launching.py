@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 from octavo import LLM, SamplingParams
 from octavo.devices import DEVICES
 from octavo.devices.cuda.sampler import CudaSampler
-from octavo.devices.cuda.token_store import CudaTokenStore
+from octavo.devices.token_store import DeviceTokenStore
 from octavo.distributed.mesh import Mesh
 from octavo.engine.engine_core import EngineCore
 from octavo.worker.launching import LaunchingRunner
@@ -237,16 +237,16 @@ def test_logits_that_are_no_numbers_end_one_request(
 
 
 def test_a_store_that_grows_in_place_is_not_that_of_graphs_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, reserve = torch.zeros(1 << 16, dtype=torch.int32), CudaTokenStore._reserve
+    memory, reserve = torch.zeros(1 << 16, dtype=torch.int32), DeviceTokenStore._reserve
 
-    def grow(self: CudaTokenStore, num_lines: int, width: int) -> None:
+    def grow(self: DeviceTokenStore, num_lines: int, width: int) -> None:
         reserve(self, num_lines, width)
         if self._there.data_ptr() != memory.data_ptr():
             shape = self._there.shape
             memory[: shape.numel()] = self._there.flatten()
             self._there = memory[: shape.numel()].view(shape)
 
-    monkeypatch.setattr(CudaTokenStore, "_reserve", grow)
+    monkeypatch.setattr(DeviceTokenStore, "_reserve", grow)
     found = {}
     for device in ("reference", "cuda"):
         sizes: Any = {"dtype": "float32", "max_model_len": 32, "num_gpu_blocks_override": 40, "max_num_seqs": 20}
