@@ -41,9 +41,10 @@ ToResume = Callable[[str], EngineCoreRequest | None]
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
-    """An open request. replica: who has it; None while it waits. has_run: it was in a step of that replica's core.
+class DispatchEntry:
+    """An open request, and where it is.
 
+    replica: who has it; None while it waits. has_run: it was in a step of that replica's core.
     num_deaths: cores that died while it ran. num_outputs_left: after so many outputs it is no longer a suspect.
     has_company: another request has begun beside this suspect.
     """
@@ -61,34 +62,34 @@ class Sent:
         return self.request.request_id
 
 
-class Left(NamedTuple):
+class TakenBack(NamedTuple):
     """What a core that has gone leaves: requests that go on one by one, others that are sent again, and those that are
     not run again."""
 
-    suspects: list[Sent]
-    others: list[Sent]
-    quarantined: list[Sent]
+    suspects: list[DispatchEntry]
+    others: list[DispatchEntry]
+    quarantined: list[DispatchEntry]
 
 
 class Dispatch:
     """The open requests, and the replicas that they are sent to.
 
-    sent: the open requests by id. suspects: those of them that wait to be sent alone. to_resume: set before a core
+    entries: the open requests by id. suspects: those of them that wait to be sent alone. to_resume: set before a core
     can die. split: sends prompts to other cores first, where there are any.
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, *, depth: int = 1) -> None:
         """replicas: others may be added to them. depth: steps that a core plans ahead."""
-        self.sent: dict[str, Sent] = {}
-        self.suspects: deque[Sent] = deque()
+        self.entries: dict[str, DispatchEntry] = {}
+        self.suspects: deque[DispatchEntry] = deque()
         self.to_resume: ToResume
         self.split: Split | None = None
         self._replicas = replicas
         self._router = router
         self._depth = depth
-        self._waiting: deque[list[Sent]] = deque()
+        self._waiting: deque[list[DispatchEntry]] = deque()
         self._stopped: set[str] = set()
-        self._aborting: list[Sent] = []
+        self._aborting: list[DispatchEntry] = []
 
     @property
     def is_any_ready(self) -> bool:
@@ -96,8 +97,8 @@ class Dispatch:
 
     def add(self, requests: Sequence[EngineCoreRequest]) -> None:
         """Open requests of which a core accepts all or refuses all; they are sent, or wait for a core."""
-        batch = [Sent(request) for request in requests]
-        self.sent.update((each.request_id, each) for each in batch)
+        batch = [DispatchEntry(request) for request in requests]
+        self.entries.update((each.request_id, each) for each in batch)
         self._waiting.append(batch)
         self.send_waiting()
 
@@ -107,18 +108,18 @@ class Dispatch:
         self._waiting = deque(batch for batch in open_ones if batch)
         return sum(map(len, self._waiting))
 
-    def _is_open(self, sent: Sent) -> bool:
-        return self.sent.get(sent.request_id) is sent
+    def _is_open(self, entry: DispatchEntry) -> bool:
+        return self.entries.get(entry.request_id) is entry
 
     def send_waiting(self) -> None:
         """Send what waits to replicas that are ready: one suspect to each, and all else in its order."""
         ready = [each for each in self._replicas if each.is_ready]
         for replica in sorted(ready, key=lambda each: each.num_open):
             while self.suspects and replica.suspect is None:
-                sent = self.suspects.popleft()
-                if self._place([sent], replica):
-                    sent.num_outputs_left = self._depth + 1
-                    replica.suspect = sent.request_id
+                entry = self.suspects.popleft()
+                if self._place([entry], replica):
+                    entry.num_outputs_left = self._depth + 1
+                    replica.suspect = entry.request_id
         ready = [each for each in ready if not self._is_reserved(each)]
         while self._waiting and ready:
             batch = [each for each in self._waiting.popleft() if self._is_open(each)]
@@ -128,7 +129,7 @@ class Dispatch:
             if self.split is None or not self.split.begin(batch, replica):
                 self._place(batch, replica)
 
-    def send_to(self, batch: list[Sent], replica: Replica) -> None:
+    def send_to(self, batch: list[DispatchEntry], replica: Replica) -> None:
         """Send requests to a replica, or let them wait for any when it is not ready."""
         if replica.is_ready and not self._is_reserved(replica):
             self._place(batch, replica)
@@ -138,22 +139,22 @@ class Dispatch:
 
     def _is_reserved(self, replica: Replica) -> bool:
         """Return whether a replica has a suspect beside which nothing else may begin."""
-        sent = None if replica.suspect is None else self.sent.get(replica.suspect)
-        return sent is not None and sent.num_deaths >= MAX_DEATHS
+        entry = None if replica.suspect is None else self.entries.get(replica.suspect)
+        return entry is not None and entry.num_deaths >= MAX_DEATHS
 
-    def _place(self, batch: list[Sent], replica: Replica) -> bool:
+    def _place(self, batch: list[DispatchEntry], replica: Replica) -> bool:
         """Send requests, as they came or with what was received of them. Returns False when all have ended."""
         requests = []
-        for sent in batch:
-            if not self._is_open(sent):
+        for entry in batch:
+            if not self._is_open(entry):
                 continue  # ended while it waited
-            request = self.to_resume(sent.request_id) if sent.was_sent else with_wait(sent.request, time.monotonic())
+            request = self.to_resume(entry.request_id) if entry.was_sent else with_wait(entry.request, time.monotonic())
             if request is None:
-                self.end(sent.request_id)
+                self.end(entry.request_id)
                 continue
             if self.split is not None:
                 request = self.split.for_decode(request)
-            sent.replica, sent.was_sent, sent.has_run, sent.has_company = replica, True, False, False
+            entry.replica, entry.was_sent, entry.has_run, entry.has_company = replica, True, False, False
             replica.open()
             requests.append(request)
         if requests:
@@ -165,29 +166,29 @@ class Dispatch:
         self._stopped.discard(request_id)
         if self.split is not None:
             self.split.end(request_id)
-        sent = self.sent.pop(request_id, None)
-        if sent is None or sent.replica is None:
+        entry = self.entries.pop(request_id, None)
+        if entry is None or entry.replica is None:
             return None
-        sent.replica.close()
-        if sent.replica.suspect == request_id:
-            self._clear(sent)
-        return sent.replica
+        entry.replica.close()
+        if entry.replica.suspect == request_id:
+            self._clear(entry)
+        return entry.replica
 
-    def _clear(self, sent: Sent) -> None:
+    def _clear(self, entry: DispatchEntry) -> None:
         """Note that the core got past the place where it died with this request, which is no longer a suspect."""
-        sent.num_deaths = 0
-        assert sent.replica is not None, "a suspect is cleared by a replica"
-        sent.replica.suspect = None
+        entry.num_deaths = 0
+        assert entry.replica is not None, "a suspect is cleared by a replica"
+        entry.replica.suspect = None
         if self.suspects or self._waiting:
             self.send_waiting()
 
     def note(self, step: StepOutputs) -> None:
         """Note which requests have begun in a step, and forget those that have ended."""
         for request_id in step.began:
-            if (sent := self.sent.get(request_id)) is not None:
-                sent.has_run = True
-                suspect_id = None if sent.replica is None else sent.replica.suspect
-                if suspect_id not in (None, request_id) and (suspect := self.sent.get(suspect_id)) is not None:
+            if (entry := self.entries.get(request_id)) is not None:
+                entry.has_run = True
+                suspect_id = None if entry.replica is None else entry.replica.suspect
+                if suspect_id not in (None, request_id) and (suspect := self.entries.get(suspect_id)) is not None:
                     suspect.has_company = True
         for output in step.outputs:
             if output.finished:
@@ -195,7 +196,7 @@ class Dispatch:
 
     def note_stop(self, request_id: str) -> None:
         """Note that the front has ended a sequence of an open request whose core may not know it yet."""
-        if request_id in self.sent:
+        if request_id in self.entries:
             self._stopped.add(request_id)
 
     def note_progress(self, replica: Replica, step: StepOutputs) -> None:
@@ -205,64 +206,64 @@ class Dispatch:
             for output in step.outputs:
                 if output.request_id in self._stopped and self.to_resume(output.request_id) is None:
                     self.end(output.request_id)
-        if replica.suspect is not None and (sent := self.sent.get(replica.suspect)) is not None:
-            sent.num_outputs_left -= any(output.request_id == replica.suspect for output in step.outputs)
-            if sent.num_outputs_left <= 0:
-                self._clear(sent)
+        if replica.suspect is not None and (entry := self.entries.get(replica.suspect)) is not None:
+            entry.num_outputs_left -= any(output.request_id == replica.suspect for output in step.outputs)
+            if entry.num_outputs_left <= 0:
+                self._clear(entry)
 
-    def take_back(self, replica: Replica) -> Left:
+    def take_back(self, replica: Replica) -> TakenBack:
         """Take its requests from a replica whose core has gone; all but the quarantined ones wait to be sent again."""
-        left = Left([], [], [])
-        for sent in [each for each in self.sent.values() if each.replica is replica]:
+        taken = TakenBack([], [], [])
+        for entry in [each for each in self.entries.values() if each.replica is replica]:
             replica.close()
-            sent.replica = None
-            sent.num_deaths += sent.has_run and not replica.is_draining
-            is_quarantined = sent.num_deaths >= MAX_DEATHS and not sent.has_company
-            kind = left.quarantined if is_quarantined else left.suspects if sent.num_deaths else left.others
-            kind.append(sent)
+            entry.replica = None
+            entry.num_deaths += entry.has_run and not replica.is_draining
+            is_quarantined = entry.num_deaths >= MAX_DEATHS and not entry.has_company
+            kind = taken.quarantined if is_quarantined else taken.suspects if entry.num_deaths else taken.others
+            kind.append(entry)
         replica.suspect = None
         # a beam search has no output before its end: others need not wait for it
-        self.suspects += sorted(left.suspects, key=lambda sent: sent.request.params.use_beam_search)
+        self.suspects += sorted(taken.suspects, key=lambda entry: entry.request.params.use_beam_search)
         # those that need a replica without others come first: it has just been started
-        self.suspects = deque(sorted(self.suspects, key=lambda sent: sent.num_deaths < MAX_DEATHS))
-        self.wait_first(left.others)
-        return left
+        self.suspects = deque(sorted(self.suspects, key=lambda entry: entry.num_deaths < MAX_DEATHS))
+        self.wait_first(taken.others)
+        return taken
 
-    def wait_first(self, requests: Sequence[Sent]) -> None:
+    def wait_first(self, requests: Sequence[DispatchEntry]) -> None:
         """Put requests before those that wait."""
-        self._waiting.extendleft([sent] for sent in reversed(requests))
+        self._waiting.extendleft([entry] for entry in reversed(requests))
 
     def refuse_waiting(self, because: EngineRestartingError, *, begun: bool) -> list[EngineCoreOutput]:
         """Forget requests that wait, with `begun` also those that a core has begun; return their last outputs."""
         error = RequestError(str(because), code="engine_restarting", retry_after_s=because.retry_after_s)
         outputs = []
-        for sent in [each for each in self.sent.values() if each.replica is None]:
-            if begun or not (sent.was_sent or (self.split is not None and self.split.has(sent.request_id))):
-                self.end(sent.request_id)
-                outputs.append(EngineCoreOutput.failed(sent.request_id, error))
+        for entry in [each for each in self.entries.values() if each.replica is None]:
+            if begun or not (entry.was_sent or (self.split is not None and self.split.has(entry.request_id))):
+                self.end(entry.request_id)
+                outputs.append(EngineCoreOutput.failed(entry.request_id, error))
         return outputs
 
     def note_pause(self, mode: str) -> None:
         """Note which requests a pause that begins is to end."""
-        self._aborting = list(self.sent.values()) if mode == "abort" else []
+        self._aborting = list(self.entries.values()) if mode == "abort" else []
 
     def take_aborting(self) -> list[str]:
         """Return, once, those that no core has ended: they waited for one, or were on their way to another."""
         aborting, self._aborting = self._aborting, []
         return [each.request_id for each in aborting if self._is_open(each)]
 
-    def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
+    def quarantine(self, entry: DispatchEntry, error: EngineDeadError) -> EngineCoreOutput:
         """Forget a request that is not run again; return its last output."""
-        count = sent.num_deaths
+        count = entry.num_deaths
         failure = RequestError(
-            f"request {sent.request_id} was running when {count} engine cores died, and is not run again; the last "
+            f"request {entry.request_id} was running when {count} engine cores died, and is not run again; the last "
             f"one: {error}",
             code="request_quarantined",
             public_message=f"the engine died {count} times while the request was running; it is not run again",
         )
         _log.error("%s", failure.message)
-        self.end(sent.request_id)
-        return EngineCoreOutput.failed(sent.request_id, failure)
+        self.end(entry.request_id)
+        return EngineCoreOutput.failed(entry.request_id, failure)
 
 
 class Patience:

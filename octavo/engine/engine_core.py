@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -66,6 +66,7 @@ class EngineCore:
         self.clock = clock
         self._on_shutdown = on_shutdown
         self._timed: TimedScheduler | None = None
+        """Calls the scheduler in a step while step times are reported."""
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._kept: list[EngineCoreOutput] = []
         """Outputs that the next step returns: of requests that were refused, and of steps that were waited for."""
@@ -226,7 +227,7 @@ class EngineCore:
         Raises what the executor raises; the core is of no use afterwards.
         """
         while len(self._in_flight) < self._depth and not self.sleep.is_on:
-            step = self.scheduler.schedule(self.clock())
+            step = (self._timed or self.scheduler).schedule(self.clock())
             if step is None:
                 break
             self._last_step = step
@@ -250,7 +251,7 @@ class EngineCore:
     def _take_oldest(self) -> list[EngineCoreOutput]:
         result = self._in_flight.popleft().result()
         result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-        return self.scheduler.update(result, self.clock())
+        return (self._timed or self.scheduler).update(result, self.clock())
 
     def finish_steps(self) -> None:
         """Wait for the steps in flight; the next step returns their outputs."""
@@ -280,10 +281,6 @@ class EngineCore:
         """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later. key: its salt,
         namespace and adapter."""
         return self.scheduler.pin_prefix(token_ids, _cache_key(*key), self.clock() + ttl_s)
-
-    def unpin_prefix(self, token_ids: list[int], *key: str | None) -> bool:
-        """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        return self.scheduler.unpin_prefix(token_ids, _cache_key(*key))
 
     def read_adapter(self, *fields: Any) -> str | None:
         """Have the workers read an adapter, as `Adapters.read` does. fields: those of a `LoRARequest`."""
@@ -317,7 +314,7 @@ class EngineCore:
             "decisions": lambda: self.scheduler.log.entries,
             "timelines": lambda: self.scheduler.timelines,
             "pin_prefix": self.pin_prefix,
-            "unpin_prefix": self.unpin_prefix,
+            "unpin_prefix": lambda token_ids, *key: self.scheduler.unpin_prefix(token_ids, _cache_key(*key)),
             "read_adapter": self.read_adapter,
             "kv_events": self.kv_events,
             "live": self.live,
@@ -350,11 +347,7 @@ class EngineCore:
         """Report the times of each step's parts with its outputs from now on, or no longer."""
         self.sleep.check_awake("time_steps")
         self.executor.call("time_steps", is_on)
-        if self._timed is not None:
-            self.scheduler, self._timed = self._timed.scheduler, None
-        if is_on:
-            self._timed = TimedScheduler(self.scheduler)
-            self.scheduler = cast("Scheduler", self._timed)
+        self._timed = TimedScheduler(self.scheduler) if is_on else None
 
     def _finish_saves(self, connector: Connector) -> None:
         deadline = time.monotonic() + _LAST_SAVES_S

@@ -225,9 +225,9 @@ class Replicas:
                     if is_over:
                         self._abort(request_id)
                     return
-                sent = self._dispatch.sent.get(request_id)
-                if sent is not None and sent.replica is not None and sent.replica.is_ready:
-                    sent.replica.client.send(message)
+                entry = self._dispatch.entries.get(request_id)
+                if entry is not None and entry.replica is not None and entry.replica.is_ready:
+                    entry.replica.client.send(message)
                 if is_over:
                     self._dispatch.end(request_id)
 
@@ -300,21 +300,21 @@ class Replicas:
 
     async def _resume_requests(self, replica: Replica, error: EngineDeadError) -> None:
         """Take its requests from a replica whose core has gone; those that can go on are sent elsewhere, or wait."""
-        left = self._dispatch.take_back(replica)
+        taken = self._dispatch.take_back(replica)
         if self._split is not None:
             self._split.forget()
-            left.others.extend(not_begun := self._split.lose(replica))
+            taken.others.extend(not_begun := self._split.lose(replica))
             self._dispatch.wait_first(not_begun)
-        replica.end(len(left.suspects) + len(left.others), error)
-        if any(left) and (replica.can_restart or self._dispatch.is_any_ready):
+        replica.end(len(taken.suspects) + len(taken.others), error)
+        if any(taken) and (replica.can_restart or self._dispatch.is_any_ready):
             _log.warning(
                 "%s: %d running requests go on one by one, %d others are sent again, %d end",
                 replica.name,
-                *map(len, left),
+                *map(len, taken),
             )
         self._dispatch.send_waiting()
         self._update_patience(replica)
-        outputs = [self._dispatch.quarantine(sent, error) for sent in left.quarantined]
+        outputs = [self._dispatch.quarantine(entry, error) for entry in taken.quarantined]
         await self._process(replica.number, StepOutputs(outputs=outputs, stats=replica.stats))
 
     def _give_up(self, replica: Replica, error: EngineDeadError) -> None:

@@ -30,7 +30,7 @@ from octavo.core.messages import (
 )
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.dispatch import Dispatch, Sent, with_wait
+from octavo.engine.dispatch import Dispatch, DispatchEntry, with_wait
 from octavo.engine.replica import Replica
 from octavo.engine.router import ROUTERS, Router, SentPrefixes
 from octavo.kv_cache.block_hash import extend_chain
@@ -107,7 +107,7 @@ class _Handover:
     sent a token. held: those to stop there once it has.
     """
 
-    sent: Sent
+    entry: DispatchEntry
     digests: Sequence[bytes]
     source: Replica
     decode: Replica
@@ -149,7 +149,7 @@ class Split:
 
     # ---- requests ----
 
-    def begin(self, batch: Sequence[Sent], decode: Replica) -> bool:
+    def begin(self, batch: Sequence[DispatchEntry], decode: Replica) -> bool:
         """Send requests that belong together to a prefill core, if that pays for all of them; `decode` gets them later.
         Returns False when `decode` is to compute them alone, or when their prompts are begun already."""
         if any(each.was_sent or each.request_id in self._handovers for each in batch):
@@ -217,7 +217,7 @@ class Split:
         """Forget which prompts are in the caches of the decode cores."""
         self._known.clear()
 
-    def lose(self, replica: Replica) -> list[Sent]:
+    def lose(self, replica: Replica) -> list[DispatchEntry]:
         """Take its requests from a prefill core that has gone; return those that it had not begun. Decode cores have
         the others, and compute what they could not fetch."""
         lost = [each for each in self._handovers.values() if each.source is replica]
@@ -229,10 +229,10 @@ class Split:
             handover.is_prefilling = False
             replica.close()
             if handover.began_at is None:
-                del self._handovers[handover.sent.request_id]
-                not_begun.append(handover.sent)
+                del self._handovers[handover.entry.request_id]
+                not_begun.append(handover.entry)
             else:
-                handover.sent.num_deaths += not replica.is_draining
+                handover.entry.num_deaths += not replica.is_draining
         return not_begun
 
     # ---- outputs ----
@@ -263,7 +263,7 @@ class Split:
             if handover is not None and handover.source is replica and handover.began_at is None:
                 handover.began_at = self._clock()
                 replica.count(num_handovers=1)
-                self._dispatch.send_to([handover.sent], handover.decode)
+                self._dispatch.send_to([handover.entry], handover.decode)
 
     def _taken_from_prefill(self, replica: Replica, outputs: Sequence[EngineCoreOutput]) -> list[EngineCoreOutput]:
         taken: list[EngineCoreOutput] = []
@@ -285,14 +285,14 @@ class Split:
                 refused.append(handover)
             # the decode core computes what failed here
         if refused:
-            self._dispatch.send_to([each.sent for each in refused], refused[0].decode)
+            self._dispatch.send_to([each.entry for each in refused], refused[0].decode)
         return taken
 
     def _first_tokens(self, handover: _Handover, output: EngineCoreOutput) -> list[EngineCoreOutput]:
         """Return the output with first tokens that the client gets from the prefill core: of a beam search none."""
-        params, now = handover.sent.request.params, self._clock()
+        params, now = handover.entry.request.params, self._clock()
         if handover.began_at is not None and handover.first_at is None:
-            num_tokens = len(handover.sent.request.prompt_token_ids) - output.num_cached_tokens
+            num_tokens = len(handover.entry.request.prompt_token_ids) - output.num_cached_tokens
             self.rates.note_prefill(num_tokens - output.num_fetched_tokens, now - handover.began_at)
         if params.use_beam_search:
             return []
@@ -318,10 +318,10 @@ class Split:
         if output.metrics is not None and handover.metrics is not None:
             output.metrics.first_scheduled_time = handover.metrics.first_scheduled_time
             output.metrics.first_token_time = handover.metrics.first_token_time
-        if not output.deltas or len(handover.decoded) == handover.sent.request.params.width:
+        if not output.deltas or len(handover.decoded) == handover.entry.request.params.width:
             return
         if replica.suspect != output.request_id:
-            handover.sent.num_deaths = 0  # past the prompt with which a prefill core may have died
+            handover.entry.num_deaths = 0  # past the prompt with which a prefill core may have died
         if not handover.decoded:
             self._known.note(handover.digests, replica.number)
             if handover.first_at is not None:
@@ -355,7 +355,7 @@ class Split:
         _log.error(
             "request %s: sequence %d begins with %s in the core that was first, and with %s in the other one: KV that "
             "core %d handed over, or what was computed of it, is wrong",
-            *(handover.sent.request_id, first.index, _shown(first), _shown(second), handover.source.number),
+            *(handover.entry.request_id, first.index, _shown(first), _shown(second), handover.source.number),
         )
         return True
 
@@ -365,16 +365,16 @@ class Split:
         self.forget()  # what the decode core has may be wrong: its next use is compared, too
         self._abort_decode(handover)
         return RequestError(
-            f"request {handover.sent.request_id}: prefill and decode cores drew different first tokens, and the client "
-            "has one of them; send it again, and see the log of the server",
+            f"request {handover.entry.request_id}: prefill and decode cores drew different first tokens, and the "
+            "client has one of them; send it again, and see the log of the server",
             code="handover_mismatch",
             public_message="engines that share the request drew different first tokens; send it again",
         )
 
     def _abort_decode(self, handover: _Handover) -> None:
-        replica = handover.sent.replica
+        replica = handover.entry.replica
         if replica is not None and replica.is_ready:
-            replica.client.send(AbortRequests([handover.sent.request_id]))
+            replica.client.send(AbortRequests([handover.entry.request_id]))
 
 
 def _prefill_request(request: EngineCoreRequest, keep_s: float) -> EngineCoreRequest:

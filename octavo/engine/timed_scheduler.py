@@ -1,9 +1,8 @@
-"""A scheduler whose calls are timed, for a core that reports step times."""
+"""Times the calls of a scheduler, for a core that reports step times."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from octavo.core.messages import EngineCoreOutput, StepTimes
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -12,18 +11,15 @@ from octavo.scheduler.scheduler import Scheduler
 
 
 class TimedScheduler:
-    """Wraps a scheduler; everything but planning and updates passes through."""
+    """Plans and updates as a scheduler does, and takes the times of both."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self._times = StepTimes()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.scheduler, name)
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         began = time.perf_counter_ns()
-        step = self.scheduler.schedule(now)
+        step = self._scheduler.schedule(now)
         times = self._times
         times.began_ns = times.began_ns or began
         times.parts.setdefault(SCHEDULING, PartTime()).total_ns += time.perf_counter_ns() - began
@@ -33,7 +29,7 @@ class TimedScheduler:
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         began = time.perf_counter_ns()
-        outputs = self.scheduler.update(output, now)
+        outputs = self._scheduler.update(output, now)
         self._times.parts |= output.times or {}
         self._times.parts[UPDATE] = PartTime(time.perf_counter_ns() - began)
         return outputs

@@ -24,9 +24,13 @@ _MOST_BLOCKED: Final = 16
 
 
 class _Outcome(enum.Enum):
-    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. COMPUTING:
-    so do they, in this step, which computes what it needs. NO_SLOT, UNREAD: so do they, because its adapter has no slot
-    or is not in memory. CHANGED: others were preempted for it; the head of the queue is looked at again."""
+    """What became of a group that was looked at.
+
+    ADMITTED: it runs. BLOCKED: it does not fit. CHANGED: others were preempted for it, and the head of the queue is
+    looked at again. All others are passed by later groups in this step: DEFERRED, because another group fetches what it
+    needs, or its adapter, of a swapped group, is read again; COMPUTING, because this step computes what it needs;
+    NO_SLOT, because its adapter has no slot; UNREAD, because its adapter is not in memory.
+    """
 
     ADMITTED = enum.auto()
     BLOCKED = enum.auto()
@@ -152,16 +156,16 @@ class Admission:
         """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
         refused = self._budget_refusal(group, plan)
         may_preempt = self._registry.policy.may_outrank
-        lacks_slot = refused is not None and refused.outcome is _Outcome.NO_SLOT
-        if refused is not None and not may_preempt and (plan.is_full or lacks_slot):
+        no_slot = refused if refused is not None and refused.outcome is _Outcome.NO_SLOT else None
+        if refused is not None and not may_preempt and (plan.is_full or no_slot):
             return refused  # whatever it would find in the cache
-        if (refused is None or lacks_slot) and (because := self._read_refusal(group, may_preempt=lacks_slot)):
-            return refused or _Attempt(_Outcome.UNREAD, because)
+        if (refused is None or no_slot) and (because := self._read_refusal(group, may_preempt=no_slot is not None)):
+            return no_slot or _Attempt(_Outcome.UNREAD, because)
         hit = self.find_prefix(group)
         if hit.missing in computing:  # this step computes what it needs: in the next one it is a hit
-            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.COMPUTING)
+            return no_slot or _Attempt(_Outcome.COMPUTING)
         if self._fetching is not None and self._fetching.comes(group, hit):
-            return refused if refused is not None and lacks_slot else _Attempt(_Outcome.DEFERRED)
+            return no_slot or _Attempt(_Outcome.DEFERRED)
         shortage = self._without_pins(group, lambda: self._shortage(group, hit))
         if refused is None and shortage is not None:
             refused = _Attempt(_Outcome.BLOCKED, shortage.because)

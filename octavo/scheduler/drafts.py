@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.core.step import ModelRunnerOutput, Proposals, SchedulerOutput
+from octavo.core.step import ModelRunnerOutput, Proposals, RowOutput, SchedulerOutput
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.registry import Registry
 
@@ -126,20 +126,23 @@ class DraftLog:
         if output.draft_s:
             num_rows = step.num_proposing if step.num_tokens else 0
             self._proposer.note_drafting(num_rows, output.num_draft_passes, output.draft_s)
-        for row in output.rows if step.num_drafts or output.has_guesses else ():
-            num_drafts = step.num_drafts.get(row.seq_id, 0)
-            if not row.tokens or not (num_drafts or row.forced or row.proposed):
-                continue
-            group, sequence = self._registry.find(row.seq_id)
-            if group is None or sequence is None or sequence.epoch != row.epoch:
-                continue
-            num_known = len(sequence.token_ids) + len(row.tokens)
-            if row.forced:
-                self._proposer.note_forced(group, sequence, row.forced, num_known)
-            if row.proposed:
-                self._proposer.note_proposed(group, sequence, row.proposed, num_known)
-            if num_drafts:
-                num_accepted = len(row.tokens) - 1
-                self._registry.stats.note_drafts(num_drafts, num_accepted)
-                group.metrics.num_draft_tokens += num_drafts
-                group.metrics.num_accepted_tokens += num_accepted
+        if step.num_drafts or output.has_guesses:
+            for row in output.rows:
+                if row.tokens:
+                    self._note_row(row, step.num_drafts.get(row.seq_id, 0))
+
+    def _note_row(self, row: RowOutput, num_drafts: int) -> None:
+        """Count the drafts that a row's tokens prove right, and pass on what is guessed behind them."""
+        group, sequence = self._registry.find(row.seq_id)
+        if group is None or sequence is None or sequence.epoch != row.epoch:
+            return
+        num_known = len(sequence.token_ids) + len(row.tokens)
+        if row.forced:
+            self._proposer.note_forced(group, sequence, row.forced, num_known)
+        if row.proposed:
+            self._proposer.note_proposed(group, sequence, row.proposed, num_known)
+        if num_drafts:
+            num_accepted = len(row.tokens) - 1
+            self._registry.stats.note_drafts(num_drafts, num_accepted)
+            group.metrics.num_draft_tokens += num_drafts
+            group.metrics.num_accepted_tokens += num_accepted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
+from octavo.core.step import ModelRunnerOutput, PromptLogprobs, RowOutput, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
@@ -21,10 +21,9 @@ class Results:
 
     def apply(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of a step at time `now`. Returns one output per request for which there is news."""
-        registry = self._registry
         outputs: dict[str, EngineCoreOutput] = {}
         for row in output.rows:
-            group, sequence = registry.find(row.seq_id)
+            group, sequence = self._registry.find(row.seq_id)
             if group is None or sequence is None or sequence.status.is_finished:
                 continue  # ended in the meantime
             if row.error is not None:
@@ -32,11 +31,9 @@ class Results:
                 continue
             prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
             # preempted in the meantime: what it drew is drawn again, but what it computed of the prompt may be kept
-            is_late = sequence.epoch != row.epoch
-            if row.is_undrawn and not is_late:
-                is_late = not self._step_back(group, sequence)
-            has_result = row.tokens or row.candidates is not None or row.pooled is not None
-            if prompt_logprobs is None and (is_late or not has_result):
+            is_late = sequence.epoch != row.epoch or (row.is_undrawn and not self._step_back(group, sequence))
+            has_result = not is_late and (row.tokens or row.candidates is not None or row.pooled is not None)
+            if prompt_logprobs is None and not has_result:
                 continue
             result = outputs.get(group.request_id)
             if result is None:
@@ -49,34 +46,48 @@ class Results:
                 )
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs
-            if is_late:
-                continue
-            if row.tokens:
-                self._note_tokens(group, now)
-                if len(group.metrics.timeline) != group.num_sent_events:
+            if has_result:
+                self._apply_row(group, sequence, row, result, now)
+        return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
+
+    def _apply_row(
+        self, group: SequenceGroup, sequence: Sequence, row: RowOutput, result: EngineCoreOutput, now: float
+    ) -> None:
+        """Apply what a row has brought of its sequence, and add it to its request's `result`."""
+        if row.candidates is not None:
+            sequence.candidates = row.candidates
+            if any(beam.candidates is None for beam in group.live):
+                return  # the group's other beams were computed in another step
+        metrics = group.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+            metrics.note(now, "first token")
+        metrics.last_token_time = now
+        if row.candidates is not None:
+            self._registry.stats.num_generated_tokens += len(group.live)
+            result.deltas += extend_beams(self._registry, group)
+        else:
+            sequence.num_pending -= 1
+            if row.pooled is not None:
+                result.pooled = row.pooled
+                last = SequenceDelta(index=0, token_ids=[], logprobs=[])
+                result.deltas.append(self._end(group, sequence, SequenceStatus.FINISHED_STOPPED, last))
+            else:
+                if len(metrics.timeline) != group.num_sent_events:
                     # the front may end the request by a stop string before the core does
-                    group.num_sent_events = len(group.metrics.timeline)
-                    result.metrics = group.metrics
-                    result.cache_miss_reason = group.cache_miss_reason
-                sequence.num_pending -= 1
+                    group.num_sent_events = len(metrics.timeline)
+                    result.metrics, result.cache_miss_reason = metrics, group.cache_miss_reason
                 if group.is_forked:
                     result.deltas.append(self._append(group, sequence, row.tokens))
                 else:
                     result.deltas += self._fork(group, sequence, row.tokens)
-            elif row.pooled is not None:
-                result.pooled = row.pooled
-                result.deltas.append(self._end_pooled(group, sequence, now))
-            elif row.candidates is not None:
-                result.deltas += self._take_candidates(group, sequence, row.candidates, now)
-            if not group.live:
-                self._finish(group, result, now)
-        return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
+        if not group.live:
+            self._finish(group, result, now)
 
     def _finish(self, group: SequenceGroup, result: EngineCoreOutput, now: float) -> None:
         """End a group whose sequences have all ended; `result` becomes its last output."""
         result.finished = True
-        result.metrics = group.metrics
-        result.cache_miss_reason = group.cache_miss_reason
+        result.metrics, result.cache_miss_reason = group.metrics, group.cache_miss_reason
         status = SequenceStatus.FINISHED_STOPPED
         if group.beams is not None and not group.beams.finished:
             result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
@@ -145,30 +156,6 @@ class Results:
             last.stop_reason = token_id
         self._registry.end_sequence(group, sequence, status)
         return last
-
-    def _end_pooled(self, group: SequenceGroup, sequence: Sequence, now: float) -> SequenceDelta:
-        self._note_tokens(group, now)
-        sequence.num_pending -= 1
-        last = SequenceDelta(index=0, token_ids=[], logprobs=[])
-        return self._end(group, sequence, SequenceStatus.FINISHED_STOPPED, last)
-
-    def _take_candidates(
-        self, group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs, now: float
-    ) -> list[SequenceDelta]:
-        """Keep what may follow one beam, and extend the beams when all have theirs."""
-        sequence.candidates = candidates
-        if any(beam.candidates is None for beam in group.live):
-            return []  # other beams of the group were computed in another step
-        self._note_tokens(group, now)
-        self._registry.stats.num_generated_tokens += len(group.live)
-        return extend_beams(self._registry, group)
-
-    def _note_tokens(self, group: SequenceGroup, now: float) -> None:
-        metrics = group.metrics
-        if metrics.first_token_time is None:
-            metrics.first_token_time = now
-            metrics.note(now, "first token")
-        metrics.last_token_time = now
 
     def _fail(self, group: SequenceGroup, error: RequestError, now: float) -> EngineCoreOutput:
         for sequence in group.live:

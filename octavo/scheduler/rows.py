@@ -116,25 +116,28 @@ class RowPlanner:
                 return
             self._refork(group)
         waits, tokens = group.waits_for_results, plan.tokens
-        drafts: tuple[int, ...] = ()
         plan_usual = self._plan_sent_token if waits else self._plan_next_token
         for sequence in group.live:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if waits:
-                if sequence.num_pending or sequence.candidates is not None:
-                    continue  # its results are on their way, or those of the beams that grow together with it
-                if self.num_turns > 1 and _is_decoding(sequence):
-                    if plan.num_turns_left <= 0:
-                        continue  # the next step has its row
-                    plan.num_turns_left -= 1
-                drafts = self._drafts(group, sequence, plan) if plan.may_draft else ()
+            if waits and not self._has_turn(sequence, plan):
+                continue
+            drafts = self._drafts(group, sequence, plan) if waits and plan.may_draft else ()
             has_guesses = waits and (drafts or plan.proposals.num_rows)
             if not has_guesses and tokens.remaining > 0 and plan_usual(group, sequence, plan):
                 tokens.remaining -= 1
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, drafts):
                 return
+
+    def _has_turn(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Return whether a sequence that waits for results may have a row in this step."""
+        if sequence.num_pending or sequence.candidates is not None:
+            return False  # its results are on their way, or those of the beams that grow together with it
+        if self.num_turns > 1 and _is_decoding(sequence):
+            plan.num_turns_left -= 1
+            return plan.num_turns_left >= 0  # otherwise the next step has its row
+        return True
 
     def _plan_sequence(
         self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan, drafts: tuple[int, ...] = ()

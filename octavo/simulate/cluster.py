@@ -17,7 +17,7 @@ import msgspec
 
 from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.resume import ResumedSequence
-from octavo.engine.dispatch import Sent
+from octavo.engine.dispatch import DispatchEntry
 from octavo.engine.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
@@ -42,7 +42,7 @@ class _Open:
 
     record: RequestRecord
     script: Script
-    sent: Sent
+    entry: DispatchEntry
 
 
 class Cluster:
@@ -143,19 +143,19 @@ class Cluster:
             num_sequences=request.params.width,
             num_prompt_tokens=len(request.prompt_token_ids),
         )
-        sent = Sent(request)
-        self._open[request.request_id] = _Open(record, script, sent)
+        entry = DispatchEntry(request)
+        self._open[request.request_id] = _Open(record, script, entry)
         replica = _served(self._router.choose(request, self._decoding))
-        if self._split is None or not self._split.begin([sent], replica):
-            self.send_to([sent], replica)
+        if self._split is None or not self._split.begin([entry], replica):
+            self.send_to([entry], replica)
 
     # ---- what `Split` uses of the front's `Dispatch` ----
 
-    def send_to(self, batch: Sequence[Sent], replica: Replica) -> None:
+    def send_to(self, batch: Sequence[DispatchEntry], replica: Replica) -> None:
         """Send requests to a replica that decodes."""
-        for sent in batch:
-            sent.replica = replica
-            request = sent.request if self._split is None else self._split.for_decode(sent.request)
+        for entry in batch:
+            entry.replica = replica
+            request = entry.request if self._split is None else self._split.for_decode(entry.request)
             replica.client.send(AddRequests([request]))
 
     def to_resume(self, request_id: str) -> EngineCoreRequest | None:
@@ -165,7 +165,7 @@ class Cluster:
         script = opened.script
         token_ids = [script.output_token(0, place) for place in range(script.output_len(0) - 1)]
         resumed = ResumedSequence(index=0, token_ids=token_ids)
-        return msgspec.structs.replace(opened.sent.request, resumed=(resumed,))
+        return msgspec.structs.replace(opened.entry.request, resumed=(resumed,))
 
     def _finish(self, replica: SimulatedReplica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open.pop(output.request_id, None)
@@ -209,7 +209,7 @@ def _served(replica: SimulatedReplica) -> Replica:
 
 
 def _num_output_tokens(opened: _Open, output: EngineCoreOutput) -> int:
-    params = opened.sent.request.params
+    params = opened.entry.request.params
     if params.use_beam_search:
         return params.width * max((len(delta.token_ids) for delta in output.deltas), default=0)
     return sum(opened.script.output_len(index) for index in range(params.width))

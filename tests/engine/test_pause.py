@@ -258,7 +258,7 @@ async def test_an_aborting_pause_ends_every_open_request(tmp_path: Path, num_pre
         assert await asyncio.wait_for(asyncio.gather(*reading), 20) == [["abort"]] * 20
         client = llm._client
         await eventually(lambda: not any(each.num_open for each in client._replicas))
-        assert client._dispatch.sent == {}
+        assert client._dispatch.entries == {}
         await llm.resume_generation()
         assert await reasons(1) == ["length"]
 
@@ -319,7 +319,7 @@ async def test_several_servers_share_a_pause(tmp_path: Path, count: int) -> None
         reasons = {each.finish_reason for sequences, _ in ended for each in sequences.values()}
         assert "abort" in reasons
         assert not made.hub._open
-        assert made.client._dispatch.sent == {}
+        assert made.client._dispatch.entries == {}
 
 
 @pytest.mark.anyio
@@ -332,7 +332,7 @@ async def test_an_aborting_pause_ends_requests_that_wait_for_a_core(tmp_path: Pa
         await eventually(lambda: bool(llm._client._dispatch.suspects))
         await llm.pause_generation()
         await asyncio.wait_for(asyncio.gather(*reading), 20)
-        assert llm._client._dispatch.sent == {}
+        assert llm._client._dispatch.entries == {}
         cores.may_start.set()
         await eventually(lambda: llm.stats.num_restarts == 1)
         assert await llm.is_paused()

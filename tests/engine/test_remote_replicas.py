@@ -212,7 +212,7 @@ async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, mo
         await only.end()
         await eventually(lambda: waits == [dispatch.PATIENCE_S])
         waiting = asyncio.create_task(error(llm))
-        await eventually(lambda: len(llm._client._dispatch.sent) == 2)
+        await eventually(lambda: len(llm._client._dispatch.entries) == 2)
         turns[0].set()
         refused = await waiting
         assert (refused.code, refused.retry_after_s) == ("engine_restarting", 5)

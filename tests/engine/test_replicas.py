@@ -120,7 +120,7 @@ async def test_replicas_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core(), 2) as (llm, _):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
         client = llm._client
-        await eventually(lambda: any(sent.has_run for sent in client._dispatch.sent.values()))
+        await eventually(lambda: any(entry.has_run for entry in client._dispatch.entries.values()))
         await steps(llm, 5)
         kill(llm, 0)
         await eventually(lambda: not client._replicas[0].is_ready)
@@ -160,17 +160,17 @@ async def test_a_suspect_beside_which_another_request_kills_the_core_goes_on_alo
         expected = (await read(llm, prompt)).outputs
     async with fleet(tmp_path, deadly_core(max_num_batched_tokens=4), max_restarts=9) as (llm, cores):
         innocent = asyncio.create_task(read(llm, prompt))
-        all_sent = llm._client._dispatch.sent
-        await eventually(lambda: any(each.has_run for each in all_sent.values()))
-        [sent] = all_sent.values()
+        entries = llm._client._dispatch.entries
+        await eventually(lambda: any(each.has_run for each in entries.values()))
+        [entry] = entries.values()
         kill(llm)
-        await eventually(lambda: sent.num_deaths == 1 and sent.has_run)  # the only suspect, in its long prompt
+        await eventually(lambda: entry.num_deaths == 1 and entry.has_run)  # the only suspect, in its long prompt
         poisoned = asyncio.create_task(read(llm, [45, 1, 2]))
-        await eventually(lambda: sent.num_deaths == 2)
-        await eventually(lambda: sent.replica is not None)
+        await eventually(lambda: entry.num_deaths == 2)
+        await eventually(lambda: entry.replica is not None)
         later = asyncio.create_task(read(llm, [1, 2, 3]))
-        await eventually(lambda: len(all_sent) == 3)
-        assert [each.was_sent for each in all_sent.values()] == [True, True, False]
+        await eventually(lambda: len(entries) == 3)
+        assert [each.was_sent for each in entries.values()] == [True, True, False]
         assert (await innocent).outputs == expected
         assert (await poisoned).error.code == "request_quarantined"
         assert (await later).error is None
@@ -189,14 +189,14 @@ async def test_requests_that_waited_are_no_suspects(tmp_path: Path) -> None:
             ended.append(number)
 
         reading = [asyncio.create_task(read(number)) for number in range(1, 7)]
-        sent = llm._client._dispatch.sent
+        entries = llm._client._dispatch.entries
         for number in range(3):
-            await eventually(lambda: any(each.has_run for each in sent.values()))
+            await eventually(lambda: any(each.has_run for each in entries.values()))
             await steps(llm, 8)
             cores.may_start.clear()
             kill(llm)
             await eventually(lambda: not llm.stats.num_ready)
-            assert [each.num_deaths for each in sent.values()] == [1] + [0] * (len(sent) - 1), number
+            assert [each.num_deaths for each in entries.values()] == [1] + [0] * (len(entries) - 1), number
             cores.may_start.set()
         await asyncio.gather(*reading)
         assert ended == [1, 2, 3, 4, 5, 6]
@@ -226,7 +226,7 @@ async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tm
         found = await asyncio.gather(*reading)
         await llm.check_health()
         assert found == [await whole(llm, 0), await whole(llm, 4), await whole(llm, 2)]
-        assert len(llm._client._dispatch.sent) == 0
+        assert len(llm._client._dispatch.entries) == 0
 
 
 @pytest.mark.parametrize(("max_restarts", "error"), [(3, EngineRestartingError), (0, EngineDeadError)])
@@ -501,6 +501,6 @@ async def test_abort_and_stop_reach_the_core_that_has_the_request(tmp_path: Path
         stopping = llm.generate([98], SamplingParams(max_tokens=None, stop="aaa"), "s")
         assert [output.finished async for output in stopping][-1]
         await eventually(lambda: cores.cores[0][0].stopped == [("s", 0)])
-        assert set(llm._client._dispatch.sent) == {"r1", "r2"}
+        assert set(llm._client._dispatch.entries) == {"r1", "r2"}
         for stream in streams:
             await stream.aclose()

@@ -49,7 +49,7 @@ async def test_streams_of_split_requests_are_those_of_one_core(tmp_path: Path, n
         assert (llm.stats.num_handovers, llm.stats.num_handover_mismatches) == (32, 0)
         client = llm._client
         await eventually(lambda: not any(each.num_open for each in client._replicas))
-        assert (client._split._handovers, client._dispatch.sent) == ({}, {})  # type: ignore[union-attr]
+        assert (client._split._handovers, client._dispatch.entries) == ({}, {})  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dies", [0, 1], ids=["prefill", "decode"])
@@ -143,7 +143,7 @@ class Front:
 
     @property
     def is_idle(self) -> bool:
-        return not (any(each.num_open for each in self.replicas) or self.split._handovers or self.dispatch.sent)
+        return not (any(each.num_open for each in self.replicas) or self.split._handovers or self.dispatch.entries)
 
 
 def a_request(name: str = "r", num_tokens: int = 8, **params: Any) -> EngineCoreRequest:
@@ -329,7 +329,7 @@ def test_prefill_core_that_dies_before_it_begins_is_replaced_by_another_or_by_th
     front.lose(1)
     [alone] = front.got(2)
     assert (alone.prefill, alone.params.max_tokens) == (None, 5)
-    assert front.dispatch.sent["r"].num_deaths == 0
+    assert front.dispatch.entries["r"].num_deaths == 0
     assert tokens(front.step(2, of_decode(delta(0, 7, ends="stop"), finished=True))) == [(0, [7], "stop"), True]
     assert front.is_idle
 
@@ -340,9 +340,9 @@ def test_death_of_a_prefill_core_that_has_begun_counts_until_the_decode_core_has
     front.step(0, began=["r"])
     front.lose(0)
     assert len(front.got(1)) == 1
-    assert front.dispatch.sent["r"].num_deaths == 1
+    assert front.dispatch.entries["r"].num_deaths == 1
     assert tokens(front.step(1, of_decode(delta(0, 7)))) == [(0, [7], None)]
-    assert front.dispatch.sent["r"].num_deaths == 0
+    assert front.dispatch.entries["r"].num_deaths == 0
 
 
 def test_request_that_both_cores_die_of_is_quarantined() -> None:

@@ -182,7 +182,7 @@ class Run:
                     assert (token_ids, ends[index]) == (expected, expected_ends[index])
                 assert logprobs == alone.logprobs[name][index][: len(token_ids)]
         assert not any(each.num_open for each in self.replicas)
-        assert (self.client._dispatch.sent, self.client._split._handovers) == ({}, {})  # type: ignore[union-attr]
+        assert (self.client._dispatch.entries, self.client._split._handovers) == ({}, {})  # type: ignore[union-attr]
         assert sum(each.stats.num_handover_mismatches for each in self.replicas) == 0
 
 
