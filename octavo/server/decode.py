@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
@@ -33,16 +33,21 @@ class RequestBody(msgspec.Struct):
             # prompts and messages are measured piece by piece; token ids are limited by the context
             if value is not None and (name not in ("prompt", "messages") or isinstance(value, str)):
                 check_field(name, msgspec.to_builtins(value) if isinstance(value, list | msgspec.Struct) else value)
-        messages = getattr(self, "messages", None) or []
-        check_field("messages", messages)
-        num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
+        num_chars = 0
+        for field, messages in self.conversations().items():
+            check_field("messages", messages, field)
+            num_chars += sum(message.check(f"{field}[{index}]") for index, message in enumerate(messages))
         check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
+
+    def conversations(self) -> Mapping[str, Sequence[Any]]:
+        """Return its messages, by the field that has them."""
+        return {"messages": getattr(self, "messages", None) or ()}
 
     @property
     def may_take_long(self) -> bool:
         """Return whether its prompts may take long to make, however small it is. Raises InvalidRequest."""
         is_program = getattr(self, "chat_template", None) is not None
-        return is_program or any(message.has_images for message in getattr(self, "messages", None) or ())
+        return is_program or any(each.has_images for messages in self.conversations().values() for each in messages)
 
 
 _SALT: Final = "Only requests with the same salt share cached prefixes."

@@ -160,6 +160,7 @@ _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
     _generation("/v1/chat/completions", chat.ChatCompletion, chat.ChatCompletionResponse),
+    _generation("/v1/chat/completions/batch", chat.ChatBatch, chat.ChatCompletionResponse),
     _generation("/v1/completions", completions.Completion, completions.CompletionResponse),
     _generation("/infill", infill.Infill, infill.InfillResponse),
     _generation("/v1/responses", responses.ModelTurn, responses.ModelResponse),

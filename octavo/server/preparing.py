@@ -24,6 +24,7 @@ from octavo.server.formats.format import AUTO
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.chat_batch import ChatBatchRequest, of_conversation
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
@@ -94,6 +95,8 @@ class Preparer:
                 chat.thinking_token_budget = None  # clients send it to every model
             with asked.named():
                 return self.prompts(chat, limits)
+        if isinstance(asked, ChatBatchRequest):
+            return self._of_each(asked, limits)
         if isinstance(asked, InputRequest) and asked.messages is not None:
             self.tools.vectors.checked(asked.params().task)
             prompt = self._rendered(asked, limits, opens_turn=False)
@@ -118,6 +121,13 @@ class Preparer:
         if asked.add_special_tokens is None:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
+
+    def _of_each(self, asked: ChatBatchRequest, limits: RenderLimits | None) -> list[Prompt]:
+        prompts: list[Prompt] = []
+        for index in range(len(asked.messages)):
+            with of_conversation(index):
+                prompts += self.prompts(asked.chat(index), limits)
+        return prompts
 
     def _filled_in(self, prompt: str | list[int] | Prompt, suffix: str, adds: bool | None) -> Prompt:
         if not isinstance(prompt, str):
@@ -259,15 +269,22 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
     return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
 
 
+def _echoed(asked: Any) -> list[Any]:
+    """Return messages that stand for those of a request, with what its answer repeats of them."""
+    echoed = getattr(asked, "echoed_text", "")
+    return [type(asked.messages[0])(role="assistant" if echoed else "user", content=echoed)]
+
+
 def _without_text(asked: RequestBody) -> RequestBody:
     """Return the request without what its prompts were made of."""
     changes: dict[str, Any] = {}
     for name in ("prompt", "input", "input_prefix", "input_suffix"):
         if getattr(asked, name, None) is not None:
             changes[name] = ""
-    if messages := getattr(asked, "messages", None):
-        echoed = getattr(asked, "echoed_text", "")
-        changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
+    if isinstance(asked, ChatBatchRequest):
+        changes["messages"] = [_echoed(asked.chat(index)) for index in range(len(asked.messages))]
+    elif getattr(asked, "messages", None):
+        changes["messages"] = _echoed(asked)
     unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
     if isinstance(asked, VectorRequest):
         return msgspec.structs.replace(asked, **changes)  # responses have documents, and count queries

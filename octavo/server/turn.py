@@ -51,8 +51,15 @@ class Turn(Generation):
         """Return the sampling parameters with which the calls and the reasoning can be read."""
         model = self.context.texts.format
         self.reader = model.reader(self.asked)
-        [prompt] = self.prompts
-        form = model.form(self.asked, is_open=model.ends_in_reasoning(prompt))
+        form, *others = (
+            model.form(self.asked, is_open=is_open) for is_open in {*map(model.ends_in_reasoning, self.prompts)}
+        )
+        if any(each != form for each in others):
+            raise InvalidRequest(
+                "some conversations end within reasoning, which the form of the answers holds behind, and some do not; "
+                "send these and those in two requests",
+                field="messages",
+            )
         changes: dict[str, Any] = {} if form is None else {"structured_outputs": form}
         shows_special = self.reader is not None and self.reader.shows_special
         return {**changes, "skip_special_tokens": False} if shows_special else changes

@@ -20,6 +20,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.preparing import Preparer, TextPolicy, TextSetup
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.chat_batch import ChatBatchRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
@@ -165,6 +166,35 @@ async def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) 
         if kind is ResponsesRequest:
             counted = await reads.respond(request({"input": content}), InputTokensRequest)
             assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [1, INLINE_BYTES])
+async def test_conversations_of_a_batch_become_the_prompts_that_each_has_alone(tmp_path: Path, padding: int) -> None:
+    reads = texts(tmp_path)
+    tokenizer = byte_tokenizer(tmp_path)
+    begun = [USER, {"role": "assistant", "content": "b" * padding}]
+    fields = {"echo": True, "continue_final_message": True, "temperature": 0.5}
+    chats = [[USER], begun, [USER]]
+    asked, prompts = await reads.read(request({"messages": chats, **fields}), ChatBatchRequest)
+    ids = [each.token_ids or tokenizer.encode(each.text or "", each.add_special_tokens, each.cuts) for each in prompts]
+    assert ids[0] == ids[2] == [BOS, *b"[user]a"]
+    assert ids[1] == [BOS, *b"[user]a", EOS, *b"[assistant]", *b"b" * padding]
+    assert [asked.chat(index).echoed_text for index in range(3)] == ["", "b" * padding, ""]
+    assert asked.temperature == 0.5
+    wrong = [[{"role": "user", "content": "c" * padding}], [{"role": "user"}]]
+    with pytest.raises((InvalidRequest, ApiError), match=r"^messages\[1\]\[0\].content is missing"):
+        await reads.read(request({"messages": wrong}), ChatBatchRequest)
+
+
+@pytest.mark.anyio
+async def test_many_small_conversations_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    reads = texts(tmp_path)
+    chats = [[USER]] * 100
+    assert len(json.dumps({"messages": chats})) < INLINE_BYTES
+    _, prompts = await reads.read(request({"messages": chats}), ChatBatchRequest)
+    assert len(prompts) == 100
+    assert reads.pool._process is not None
 
 
 @pytest.mark.anyio

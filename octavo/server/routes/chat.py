@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.prompt import Prompt
+from octavo.server.context import ServerContext
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, joined
 from octavo.server.generation import Generated
 from octavo.server.logprobs import ChatLogprobs, PromptLogprobsField
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.chat_batch import ChatBatchRequest
 from octavo.server.sending import packing
 from octavo.server.turn import Turn
 from octavo.server.usage import Usage
@@ -121,25 +125,14 @@ class ChatCompletion(Turn):
     A stream has the role, the text in pieces, an empty delta with the finish reason, the usage.
     """
 
-    kind = ChatCompletionRequest
+    kind: ClassVar[type[ChatCompletionRequest]] = ChatCompletionRequest
     id_prefix = "chatcmpl-"
     chunk_kind = ChatCompletionChunk
     _has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
-        [output], packed = outputs, packing(outputs)
-        choices = [
-            ChatChoice(
-                index=completion.index,
-                message=self._message(output, completion),
-                logprobs=packed(self.logprobs(completion)),
-                finish_reason=self.finish_reason(completion),
-                stop_reason=completion.stop_reason,
-                token_ids=self.token_ids(completion),
-            )
-            for completion in output.outputs
-        ]
-        response = ChatCompletionResponse(**self.frame, choices=choices, usage=self.usage())
+        [output] = outputs
+        response = self._response(outputs)
         if self.asked.prompt_logprobs is not None:
             response.prompt_logprobs = output.prompt_logprobs or []
         if self.asked.return_token_ids:
@@ -163,17 +156,37 @@ class ChatCompletion(Turn):
                 reasons = {"finish_reason": self.finish_reason(completion), "stop_reason": completion.stop_reason}
                 yield self._chunk(completion.index, Delta(), **reasons)
 
+    def _response(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
+        packed = packing(outputs)
+        choices = [
+            ChatChoice(
+                index=completion.index,
+                message=self._message(output, completion),
+                logprobs=packed(self.logprobs(completion)),
+                finish_reason=self.finish_reason(completion),
+                stop_reason=completion.stop_reason,
+                token_ids=self.token_ids(completion),
+            )
+            for output in outputs
+            for completion in output.outputs
+        ]
+        return ChatCompletionResponse(**self.frame, choices=choices, usage=self.usage())
+
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
         read = joined(self.events(output, completion))
         calls = [
             ToolCall.of(call.arguments, is_custom=call.is_custom, id=call.id, name=call.name) for call in read.calls
         ]
         return ChatMessage(
-            content=self.asked.echoed_text + (read.text or "") or (None if calls else ""),
+            content=self.echoed_text(completion.index) + (read.text or "") or (None if calls else ""),
             reasoning_content=read.reasoning,
             reasoning=read.reasoning,
             tool_calls=calls or UNSET,
         )
+
+    def echoed_text(self, index: int) -> str:
+        """Return what comes before the model's own text in choice `index`."""
+        return self.asked.echoed_text
 
     def _first_chunks(self, output: RequestOutput) -> Iterator[Struct]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""
@@ -191,6 +204,27 @@ class ChatCompletion(Turn):
 
     def _chunk(self, index: int, delta: Delta, **fields: Any) -> Any:
         return self.chunk([ChatChunkChoice(index=index, delta=delta, **fields)])
+
+
+class ChatBatch(ChatCompletion):
+    """Return one choice for each of several conversations, in their order."""
+
+    kind = ChatBatchRequest
+
+    def __init__(
+        self, context: ServerContext, request: Request, asked: ChatBatchRequest, prompts: Sequence[Prompt]
+    ) -> None:
+        self._batch = asked
+        super().__init__(context, request, asked.chat(0), prompts)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
+        for place, output in enumerate(outputs):
+            for completion in output.outputs:
+                completion.index = place
+        return self._response(outputs)
+
+    def echoed_text(self, index: int) -> str:
+        return self._batch.chat(index).echoed_text if self.asked.echo else ""
 
 
 def _delta(event: OutputEvent) -> Delta | None:

@@ -29,6 +29,7 @@ TEXT = (
     '<tool_call>\n{"name": "g"}\n</tool_call>'
 )
 CALL = [{"function": {"name": "f"}}]
+BATCH = "/v1/chat/completions/batch"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -113,6 +114,20 @@ def test_the_request_says_whether_reasoning_is_read_and_shown(client: openai.Ope
         if getattr(chunk.choices[0].delta, "reasoning", None)
     ]
     assert once == ["Let me see."]
+
+
+def test_reasoning_is_parted_from_the_answer_to_each_conversation(client: openai.OpenAI, thinking: Served) -> None:
+    user = {"role": "user", "content": "hi"}
+    begun = [user, {"role": "assistant", "content": "<think>"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    thinking.llm.sentence = "so</think>yes"
+    found = raw.ask(thinking.url, BATCH, {"messages": [begun, begun], **fields}).json
+    read = [each["message"] for each in found["choices"]]
+    assert [(each["reasoning"], each["content"]) for each in read] == [("so", "yes")] * 2
+    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * len("so</think>")
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    asked = {"messages": [begun, [user]], "response_format": form, **fields}
+    assert "end within reasoning" in raw.ask(thinking.url, BATCH, asked).error["message"]
 
 
 def test_a_prompt_that_opens_reasoning_is_gone_on_with(client: openai.OpenAI, thinking: Served) -> None:

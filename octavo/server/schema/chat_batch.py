@@ -1,0 +1,69 @@
+"""The body of `POST /v1/chat/completions/batch`, which vLLM's servers have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from octavo.core.request_limits import REQUEST_LIMITS, check_entries
+from octavo.errors import InvalidRequest
+from octavo.server.schema.chat import ChatCompletionRequest, Message
+
+_INLINE_CHATS: Final = 8
+"""Conversations that are rendered on the event loop at most."""
+_ALONE: Final = ("stream", "tools", "use_beam_search", "prediction", "prompt_logprobs")
+"""Fields that requests with one conversation alone have."""
+
+
+class ChatBatchRequest(ChatCompletionRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions/batch`: several conversations; the other fields hold for each."""
+
+    messages: Annotated[list[Annotated[list[Message], Meta(min_length=1)]], Meta(min_length=1)]  # type: ignore[assignment]
+
+    def check(self) -> None:
+        check_entries("messages", len(self.messages), REQUEST_LIMITS["prompt"].entries)
+        ChatCompletionRequest.check(self)
+        for name in _ALONE:
+            if getattr(self, name) not in (None, False, []):
+                raise self._refused(name)
+        for name in ("n", "best_of"):
+            if getattr(self, name) not in (None, 1):
+                raise self._refused(name)
+
+    def _refused(self, name: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{name} is not taken for several conversations; leave it out, or send each to /v1/chat/completions",
+            field=name,
+            code="unsupported_parameter",
+        )
+
+    def conversations(self) -> Mapping[str, Sequence[Message]]:
+        return {_field(index): messages for index, messages in enumerate(self.messages)}
+
+    @property
+    def may_take_long(self) -> bool:
+        return len(self.messages) > _INLINE_CHATS or super().may_take_long
+
+    def chat(self, index: int) -> ChatCompletionRequest:
+        """Return the request for one conversation alone."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return ChatCompletionRequest(**{**fields, "messages": self.messages[index]})
+
+
+@contextmanager
+def of_conversation(index: int) -> Iterator[None]:
+    """Let an InvalidRequest from inside, which names `messages`, name those of this conversation."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field is not None and error.field.startswith("messages"):
+            error.field = error.field.replace("messages", _field(index), 1)
+            error.args = (str(error).replace("messages", _field(index), 1),)
+        raise
+
+
+def _field(index: int) -> str:
+    return f"messages[{index}]"
