@@ -23,6 +23,8 @@ NOT_WAITED_FOR: Final = 0
 """The id of calls whose result nothing waits for."""
 _OF_WEIGHTS: Final = ("sleep", "wake_up", "update_weights")
 _OF_PAUSES: Final = ("pause", "resume", "sleep", "wake_up")
+CHANGING: Final = frozenset(_OF_WEIGHTS + _OF_PAUSES)
+"""The calls that begin or end a pause or a sleep."""
 
 
 Replies = list[tuple[int, Any]]

@@ -39,7 +39,7 @@ from octavo.core.messages import (
     Wake,
 )
 from octavo.core.processes import end_with, report_failure, run_reporting
-from octavo.engine.control_calls import NOT_WAITED_FOR
+from octavo.engine.control_calls import CHANGING, NOT_WAITED_FOR
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -162,6 +162,8 @@ class CoreServer:
                         raise  # it would compute with other weights than those before it
                     self.send(CallResult(call_id=call_id, error=str(error)))
                 else:
+                    if method in CHANGING:  # no step may follow soon
+                        self.send(StepOutputs(outputs=[], stats=core.stats()))
                     self.send(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(value))))
                 return False
         return True

@@ -246,7 +246,7 @@ class EngineCore:
             assert outputs or waits or not self.scheduler.groups, "requests are left, but no step can be planned"
             self.is_waiting = waits and not outputs
         times = None if self._timed is None else self._timed.take_times()
-        return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
+        return StepOutputs(outputs=outputs, stats=self.stats(), times=times)
 
     def _take_oldest(self) -> list[EngineCoreOutput]:
         result = self._in_flight.popleft().result()
@@ -269,7 +269,10 @@ class EngineCore:
         return self.scheduler.rates.known_prefill_tokens_per_s
 
     def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+        """Return the statistics as they are now."""
+        stats = self.scheduler.stats()
+        stats.num_paused, stats.num_sleeping = int(self.pause.is_on), int(self.sleep.is_on)
+        return stats
 
     def reset_prefix_cache(self, preempts: bool = False) -> bool:
         """Drop all cached prefixes and pins, as `Scheduler.reset_prefix_cache` does."""
@@ -300,7 +303,8 @@ class EngineCore:
         """Return the state with the entries of the last `within_s` seconds, in a list."""
         from octavo.engine.live_state import live_state
 
-        return [live_state(self.scheduler, self._last_step, self.clock(), within_s)]
+        state = live_state(self.scheduler, self._last_step, self.clock(), within_s)
+        return [msgspec.structs.replace(state, stats=self.stats())]
 
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""

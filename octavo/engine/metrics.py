@@ -54,6 +54,8 @@ _GAUGES: Final = {
         "KV blocks in use.", {"device": "num_used_blocks", "host": "num_used_host_blocks"}, "tier"
     ),
     "cores_ready": _plain("Engine cores that work.", "num_ready"),
+    "cores_paused": _plain("Engine cores whose requests a pause holds back.", "num_paused"),
+    "cores_sleeping": _plain("Engine cores without weights and KV cache.", "num_sleeping"),
     "kv_cache_blocks": _Family("KV blocks there are.", {"device": "num_blocks", "host": "num_host_blocks"}, "tier"),
 }
 _COUNTERS: Final = {

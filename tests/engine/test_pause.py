@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.async_llm import AsyncLLM
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import replica as replica_module
@@ -231,6 +232,7 @@ async def test_streams_of_a_fleet_go_on_after_a_pause_whatever_happens_meanwhile
             await llm.drain(0)
             await eventually(lambda: len(cores.cores[0]) == 2 and llm._client._replicas[0].is_ready)
         assert all([await each.client.call("is_paused") for each in llm._client._replicas])
+        await eventually(lambda: all(each.stats.num_paused == 1 for each in llm.replicas))
         num_steps = count_steps(cores)
         await asyncio.sleep(0.05)
         assert count_steps(cores) == num_steps
@@ -239,6 +241,27 @@ async def test_streams_of_a_fleet_go_on_after_a_pause_whatever_happens_meanwhile
         await llm.resume_generation()
         assert await asyncio.gather(*reading) == expected
         assert not await llm.is_paused()
+        await eventually(lambda: not llm.stats.num_paused)
+
+
+@pytest.mark.anyio
+async def test_metrics_show_pauses_and_sleeps_of_cores_that_have_no_requests(tmp_path: Path) -> None:
+    def shown(llm: AsyncLLM) -> list[float]:
+        names = ("octavo:cores_paused", "octavo:cores_sleeping")
+        return [llm.metrics.registry.get_sample_value(name, {"model_name": "fake"}) or 0.0 for name in names]
+
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+        [core] = cores.cores[0]
+        core.sleep._is_allowed = True
+        await llm.pause_generation(mode="wait")
+        await eventually(lambda: shown(llm) == [1.0, 0.0])
+        await llm.sleep()
+        await eventually(lambda: shown(llm) == [0.0, 1.0])
+        await llm.wake_up()
+        await eventually(lambda: shown(llm) == [0.0, 0.0])
+        await llm.pause_generation()
+        await llm.resume_generation()
+        await eventually(lambda: shown(llm) == [0.0, 0.0])
 
 
 @pytest.mark.anyio

@@ -205,7 +205,8 @@ class FakeAsyncLLM:
 
     @property
     def replicas(self) -> list[ReplicaState]:
-        return [ReplicaState(0, None, "ready", self.stats)]
+        held = {"num_paused": int(self.paused is not None), "num_sleeping": int(self.sleeps)}
+        return [ReplicaState(0, None, "ready", msgspec.structs.replace(self.stats, **held))]
 
     async def check_health(self) -> None:
         if self.fault is not None:

@@ -37,11 +37,13 @@ class Drained(Struct, frozen=True):
 
 class EngineState(Struct, frozen=True):
     """The state of an engine core: "ready", "starting" (which on another machine includes that it cannot be connected
-    to) or "stopped"."""
+    to) or "stopped"; and whether a pause or a sleep holds its requests back."""
 
     replica: int
     role: str | None
     state: Literal["ready", "starting", "stopped"]
+    is_paused: bool = False
+    is_sleeping: bool = False
 
 
 class Health(Struct, frozen=True):
@@ -122,7 +124,10 @@ async def health(context: ServerContext, request: Request) -> Health:
     Raises EngineRestartingError, EngineDeadError or EngineUnresponsiveError.
     """
     await context.llm.check_health()
-    states = [EngineState(each.number, each.role, each.state) for each in context.llm.replicas]
+    states = [
+        EngineState(each.number, each.role, each.state, bool(each.stats.num_paused), bool(each.stats.num_sleeping))
+        for each in context.llm.replicas
+    ]
     return Health(states)
 
 

@@ -15,10 +15,12 @@ from octavo.server.endpoints import ENDPOINTS, Endpoint
 from tests.server.conftest import Served
 from tests.server.raw import ask
 
+AWAKE = {"is_paused": False, "is_sleeping": False}
+
 
 def test_health_is_200_with_the_state_of_each_core_while_one_works(server: Served) -> None:
     answer = ask(server.url, "/health")
-    assert (answer.status, answer.json) == (200, {"engines": [{"replica": 0, "role": None, "state": "ready"}]})
+    assert (answer.status, answer.json) == (200, {"engines": [{"replica": 0, "role": None, "state": "ready", **AWAKE}]})
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,7 @@ def test_generation_is_paused_and_resumed(server: Served) -> None:
         assert ask(server.url, f"/pause{query}", b"").json == {"status": "paused"}
         assert server.llm.paused == expected
     assert ask(server.url, "/is_paused", method="GET").json == {"is_paused": True}
+    assert ask(server.url, "/health").json["engines"][0]["is_paused"] is True
     assert ask(server.url, "/resume", b"").json == {"status": "resumed"}
     assert ask(server.url, "/is_paused", method="GET").json == {"is_paused": False}
     for query, param, code in (
@@ -162,6 +165,7 @@ def test_an_engine_sleeps_and_wakes_up(sleepy: Served) -> None:
     assert ask(sleepy.url, "/is_sleeping", method="GET").json == {"is_sleeping": False}
     assert ask(sleepy.url, "/sleep?level=2", b"").json == {"is_sleeping": True}
     assert ask(sleepy.url, "/is_sleeping", method="GET").json == {"is_sleeping": True}
+    assert ask(sleepy.url, "/health").json["engines"][0]["is_sleeping"] is True
     assert ask(sleepy.url, "/wake_up?tags=weights&tags=kv_cache", b"").json == {"is_sleeping": False}
     assert ask(sleepy.url, "/sleep?level=0&mode=wait", b"").json == {"is_sleeping": False}
     assert sleepy.llm.paused == ("wait", False)
