@@ -47,11 +47,11 @@ class ImagePrompts:
 
         Raises CheckpointError for settings that do not fit.
         """
-        self.family = FAMILIES[checkpoint.architecture]
+        self.family, self._path = FAMILIES[checkpoint.architecture], checkpoint.path
         self.has_whole_prompts = checkpoint.architecture in WHOLE_PROMPTS
         self._limits, self._token_text = limits, token_text
         self._changes = changes or {}
-        settings = {**settings, **self._changes}
+        self._settings = settings = {**settings, **self._changes}
         config = checkpoint.stored
         self._context, self._lines = Context(config, settings, encode), JoinedLines(encode)
         marker, self._token = self._tokens(config, encode)
@@ -71,7 +71,7 @@ class ImagePrompts:
                 key = next(each for each in self._videos.marker if config.values.get(each) is not None)
                 raise config.error(key, "another token than the one that stands for an image")
             self._markers[own] = "video"
-        self._path, self._settings = checkpoint.path, settings
+            self._videos.check(Section(self._video_settings, f"{checkpoint.path} (video processor)"))
         self._processor: Any = None
 
     def _tokens(self, config: Section, encode: Callable[[str], list[int]]) -> tuple[int, int]:

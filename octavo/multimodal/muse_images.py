@@ -30,12 +30,12 @@ class MuseImages:
         self._times: int = settings.expect("temporal_patch_size", vision.positive("patch_temporal", 2), default=2)
         self._most = settings.positive("max_image_tokens", 4096)
 
-    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+    def __call__(self, images: Sequence[Any], return_tensors: str, max_image_tokens: int | None = None) -> Arrays:
         """Return pixel_values [patches of all images, frames of a patch · 3 · patch · patch], and image_grid_thw
-        [images, (1, rows, columns)] of patches."""
+        [images, (1, rows, columns)] of patches. max_image_tokens: most of an image, in place of the settings."""
         patches, grids = [], []
         for image in images:
-            width, height = self._scaled_size(*image.size)
+            width, height = self._scaled_size(max_image_tokens or self._most, *image.size)
             patches.append(self._patches(self._pixels.array(image.resize((width, height), self._pixels.resample))))
             grids.append((1, height // self._patch, width // self._patch))
         return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.array(grids, np.int64)}
@@ -47,16 +47,16 @@ class MuseImages:
         cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 0, 2, 4)
         return np.tile(cut.reshape(-1, 3 * size * size), self._times)
 
-    def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
+    def _scaled_size(self, most: int, width: int, height: int) -> tuple[int, int]:
         token = self._patch * self._merged
         rows, columns = height / token, width / token
-        if rows * columns > self._most:
+        if rows * columns > most:
             ratio = columns / rows
-            rows = (self._most / ratio) ** 0.5
+            rows = (most / ratio) ** 0.5
             columns = rows * ratio
         sides = [(math.floor(each), math.ceil(each)) for each in (rows, columns)]
         # of those with the same ratio transformers takes the first one in the order of a set
-        grids = [each for each in set(itertools.product(*sides)) if min(each) and math.prod(each) <= self._most]
+        grids = [each for each in set(itertools.product(*sides)) if min(each) and math.prod(each) <= most]
         if not grids:
             grids = [(max(1, round(rows)), max(1, round(columns)))]
         best = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))

@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from octavo.config.released_minimax import MINIMAX_M3
+from octavo.config.section import Section
 from octavo.multimodal.family import Arrays, Context
 from octavo.multimodal.videos import Video
 
@@ -30,11 +32,13 @@ ImageArrays = Callable[..., Arrays]
 
 class VideoFamily(NamedTuple):
     """marker: keys of config.json of the id that stands for a video in a prompt. token: likewise for its vectors.
-    write: returns what is written; settings are those of videos."""
+    write: returns what is written; settings are those of videos. check: raises CheckpointError or UnsupportedModel for
+    settings of which none is."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
     write: Callable[[Context, int, Mapping[str, Any], ImageArrays, Video], WrittenVideo]
+    check: Callable[[Section], None] = lambda settings: None
 
 
 class _Sizes(NamedTuple):
@@ -57,12 +61,21 @@ class _Sizes(NamedTuple):
 
 
 def _qwen_arrays(sizes: _Sizes, images: ImageArrays, video: Video, height: int, width: int) -> Arrays:
-    """Resize frames, and make patches of several frames each. The last frame is repeated to fill the last of them."""
-    frames = [each.resize((width, height), 3) for each in video.frames]  # bicubic
-    frames += frames[-1:] * (-len(frames) % sizes.together)
-    made = images(*frames, do_resize=False)
-    # [frames, patches, channels, frames of a patch, pixels]: each frame is in all places of its patches
-    pixels = made["pixel_values"].reshape(len(frames), -1, 3, sizes.together, sizes.patch**2)
+    """Resize frames, and make patches of several frames each."""
+    scaled = [each.resize((width, height), 3) for each in video.frames]  # bicubic
+    return _patches(sizes, images, scaled, 3, do_resize=False)
+
+
+def _patches(sizes: _Sizes, images: ImageArrays, frames: list[Any], num_parts: int, **options: Any) -> Arrays:
+    """Make patches of several frames each, of which the last is repeated to fill the last of them.
+
+    num_parts: parts of a patch, each with all its frames: its channels, or the whole patch. options: of the processor.
+    """
+    frames = frames + frames[-1:] * (-len(frames) % sizes.together)
+    made = images(*frames, **options)
+    # [frames, patches, parts, frames of a patch, numbers]: each frame is in all places of its patches
+    numbers = 3 * sizes.patch**2 // num_parts
+    pixels = made["pixel_values"].reshape(len(frames), -1, num_parts, sizes.together, numbers)
     groups = pixels.reshape(-1, sizes.together, *pixels.shape[1:])
     merged = np.stack([groups[:, place, :, :, place] for place in range(sizes.together)], 3)
     _, rows, columns = (int(each) for each in made["image_grid_thw"][0])
@@ -143,6 +156,54 @@ def _glm(context: Context, token: int, settings: Mapping[str, Any], images: Imag
     return WrittenVideo(written, arrays, grid)
 
 
+def _minimax(
+    context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
+) -> WrittenVideo:
+    """A span for each two frames, written as an image, behind its seconds where they are known. The encoder reads a few
+    of them at once."""
+    sizes, frame = _Sizes.of(context), video.frames[0]
+    limits = _limits({**settings, "size": None}, 4 * 28 * 28, 768 * 28 * 28)
+    height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), limits)
+    arrays = _qwen_arrays(sizes, images, video, height, width)
+    count, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
+    most = settings.get("vision_segment_max_frames", 4) or count
+    parts = [(min(most, count - start), rows, columns) for start in range(0, count, most)]
+    begin, end = (context.encode(f"]<]{each} of image[>[") for each in ("start", "end"))
+    vectors = [*begin, *[token] * (rows * columns // sizes.merge**2), *end]
+    written: list[int] = []
+    for first, _ in video.times(sizes.together):
+        written += [*(context.encode(f"]<]{first:.1f} seconds[>[") if video.is_timed else ()), *vectors]
+    return WrittenVideo(written, {**arrays, "video_grid_thw": np.array(parts, np.int64)})
+
+
+def _muse(context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video) -> WrittenVideo:
+    """Spans for each two frames behind their time in words, with a token between two of them."""
+    vision = context.config.section("vision_config") or context.config
+    merge = vision.positive("merge_size", 2)
+    sizes = _Sizes(vision.positive("patch_size", 14), merge, vision.positive("patch_temporal", 2))
+    most = int(settings.get("max_video_frame_tokens") or 144)
+    arrays = _patches(sizes, images, video.frames, 1, max_image_tokens=most)
+    _, rows, columns = (int(each) for each in arrays["video_grid_thw"][0])
+    begin, between, end = (context.encode(f"<|vid_{each}|>") for each in ("start", "frame_separator", "end"))
+    groups = [
+        [*context.encode(f"Time: {first:.1f}s"), *[token] * (rows * columns // merge**2)]
+        for first, _ in video.times(sizes.together)
+    ]
+    spans = [part for group in groups for part in (group, between)][:-1]
+    return WrittenVideo([*begin, *(each for part in spans for each in part), *end], arrays)
+
+
+def _check_minimax(settings: Section) -> None:
+    for name in ("min_pixels", "max_pixels", "vision_segment_max_frames"):
+        settings.optional_positive(name)
+
+
+def _check_muse(settings: Section) -> None:
+    settings.optional_positive("max_video_frame_tokens")
+    words = "Time: {timestamp:.1f}s"
+    settings.expect("frame_timestamp_format", words, default=words)
+
+
 def _timed(
     context: Context, limits: tuple[int, int], images: ImageArrays, video: Video
 ) -> tuple[Arrays, tuple[int, int]]:
@@ -167,6 +228,8 @@ VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
     "GlmOcrForConditionalGeneration": _GLM,
+    MINIMAX_M3: VideoFamily(_VIDEO, _VIDEO, _minimax, _check_minimax),
+    "MuseGlimmerForConditionalGeneration": VideoFamily(_VIDEO, _VIDEO, _muse, _check_muse),
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5OmniForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,

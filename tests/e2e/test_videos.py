@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
-from octavo.errors import InvalidRequest
+from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
@@ -38,11 +39,26 @@ PROMPTS: list[Any] = [
 ]
 
 
+SETTINGS = {"minimax_m3": {"vision_segment_max_frames": 2}, "muse_glimmer": {"max_video_frame_tokens": 4}}
+"""Of videos: few parts that are read at once, and few tokens of a frame."""
+
+
 @pytest.fixture(
-    scope="module", params=["glm4v", "qwen2_5_vl", "qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.long)]
+    scope="module",
+    params=[
+        *("glm4v", "minimax_m3", "muse_glimmer", "qwen2_5_vl", "qwen3_vl"),
+        pytest.param("qwen3_5", marks=pytest.mark.long),
+    ],
 )
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    return request.param, make_vision_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+    return request.param, made(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def made(family: str, path: Path) -> Path:
+    make_vision_checkpoint(family, path)
+    if family in SETTINGS:
+        (path / "video_preprocessor_config.json").write_text(json.dumps(SETTINGS[family]))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +105,15 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
 
 def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
     """Of two frames each patch has the pixels of both, channel by channel, in the order of transformers."""
-    path = checkpoint[1]
+    family, path = checkpoint
     whole = arrays_of(path, PROMPTS[0])
-    frames, rows, columns = whole["video_grid_thw"][0].tolist()
-    assert (frames, len(whole["pixel_values_videos"])) == (3, 3 * rows * columns)
-    patches = whole["pixel_values_videos"].view(3, rows * columns, 3, 2, -1)
+    counts, (_, rows, columns) = whole["video_grid_thw"][:, 0].tolist(), whole["video_grid_thw"][0].tolist()
+    assert (counts, len(whole["pixel_values_videos"])) == (
+        [2, 1] if family == "minimax_m3" else [3],
+        3 * rows * columns,
+    )
+    channels = 1 if family == "muse_glimmer" else 3  # whose patches have one frame behind the other
+    patches = whole["pixel_values_videos"].view(3, rows * columns, channels, 2, -1)
     assert torch.equal(patches[2, :, :, 0], patches[2, :, :, 1])  # the last frame is repeated
     assert not torch.equal(patches[0, :, :, 0], patches[0, :, :, 1])
 
@@ -102,13 +122,28 @@ def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
     ("family", "fps", "texts", "written"),
     [
         ("qwen3_vl", 8, ["<0.1 seconds>", "<0.3 seconds>", "<0.5 seconds>"], [*[99, START, VIDEO, END] * 3]),
+        (
+            *("minimax_m3", 4),
+            ["]<]start of image[>[", "]<]end of image[>[", *(f"]<]{each} seconds[>[" for each in (0.0, 0.5, 1.0))],
+            [START, *[99, VIDEO] * 3, 99, END],
+        ),
+        (
+            *("muse_glimmer", 4),
+            [
+                "<|vid_start|>",
+                "<|vid_frame_separator|>",
+                "<|vid_end|>",
+                *(f"Time: {each}s" for each in (0.0, 0.5, 1.0)),
+            ],
+            [START, *[99, VIDEO] * 3, 99, END],
+        ),
         ("glm4v", 1.5, ["0", "1", "2"], [START, *[BEGIN, IMAGE, BEHIND, 99] * 3, END]),
     ],
 )
 def test_timestamps_stand_beside_the_frames_of_a_video_where_the_family_writes_them(
     family: str, fps: float, texts: list[str], written: list[int], tmp_path: Path
 ) -> None:
-    path = make_vision_checkpoint(family, tmp_path)
+    path = made(family, tmp_path)
     seen: list[str] = []
     prompts = prompts_of(path)
     prompts._context = prompts._context._replace(encode=lambda text: seen.append(text) or [99])  # type: ignore[func-returns-value]
@@ -138,6 +173,23 @@ def test_more_videos_than_a_prompt_may_have_and_models_without_videos_are_refuse
     with pytest.raises(InvalidRequest, match="the prompt has 3 videos, must have at most 2"):
         prompts_of(checkpoint[1]).expand([VIDEO] * 3, {"video": VIDEOS[:1] * 3})
     assert prompts_of(make_vision_checkpoint("llava", tmp_path)).kinds == {"image"}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("minimax_m3", {"vision_segment_max_frames": 0}, "vision_segment_max_frames is 0"),
+        ("muse_glimmer", {"max_video_frame_tokens": -1}, "max_video_frame_tokens is -1"),
+        ("muse_glimmer", {"frame_timestamp_format": "{timestamp}"}, r'expected "Time: \{timestamp:.1f\}s"'),
+    ],
+)
+def test_settings_with_which_no_video_is_read_are_refused_when_the_model_is_loaded(
+    family: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = make_vision_checkpoint(family, tmp_path)
+    (path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises((CheckpointError, UnsupportedModel), match=said):
+        generate(path, ["w1"])
 
 
 def test_a_video_that_lasts_longer_than_the_context_is_refused_and_harms_nobody(tmp_path: Path) -> None:
