@@ -75,26 +75,37 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}; name another directory") from error
     with _whole_or_nothing(folder):
-        places: dict[str, str] = {}
-        for number, tensors in enumerate(files.values(), 1):
-            name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
-            places.update(dict.fromkeys(_write(folder / name, tensors, wanted, kind, group), name))
-        after = sum((folder / name).stat().st_size for name in set(places.values()))
-        if len(files) > 1:
-            index = {"metadata": {"total_size": after}, "weight_map": places}
-            (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        after = _write_weights(folder, [*files.values()], wanted, kind, group)
         matrices = [each for own in files.values() for each in own if len(each.shape) > 1]
         kept = [each.name.removesuffix(".weight") for each in matrices if each.name not in wanted]
-        for path in sorted(checkpoint.path.iterdir()):
-            if path.is_file() and path.name != CONFIG and not path.name.endswith(_WEIGHTS):
-                shutil.copyfile(path, folder / path.name)
-        for adapter in own_adapter_files(checkpoint):
-            copied = folder / adapter.relative_to(checkpoint.path)
-            copied.parent.mkdir(exist_ok=True)
-            shutil.copyfile(adapter, copied)
+        _copy_other_files(checkpoint, folder)
         config = {**read_json_object(checkpoint.path / CONFIG), QUANTIZATION: _config(kind, group, kept)}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return Saved(len(wanted), kept, sum(each.nbytes for own in files.values() for each in own), after)
+
+
+def _write_weights(folder: Path, files: list[list[StoredTensor]], wanted: set[str], kind: str, group: int) -> int:
+    """Write a file for each of these lists of tensors, and the index of several; return their bytes."""
+    places: dict[str, str] = {}
+    for number, tensors in enumerate(files, 1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
+        places.update(dict.fromkeys(_write(folder / name, tensors, wanted, kind, group), name))
+    num_bytes = sum((folder / name).stat().st_size for name in set(places.values()))
+    if len(files) > 1:
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return num_bytes
+
+
+def _copy_other_files(checkpoint: Checkpoint, folder: Path) -> None:
+    """Copy the checkpoint's tokenizer, its adapters, and all else but its config and its weights."""
+    for path in sorted(checkpoint.path.iterdir()):
+        if path.is_file() and path.name != CONFIG and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, folder / path.name)
+    for adapter in own_adapter_files(checkpoint):
+        copied = folder / adapter.relative_to(checkpoint.path)
+        copied.parent.mkdir(exist_ok=True)
+        shutil.copyfile(adapter, copied)
 
 
 @contextmanager

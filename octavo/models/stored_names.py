@@ -87,39 +87,40 @@ def _check_names(
 ) -> None:
     """Compare names; `found` has the checkpoint's name of each stored tensor by its name without prefix."""
     missing = [slot.name for slot in slots.values() if slot.required and slot.name not in found]
-    architecture = checkpoint.architecture
-    known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
-    surplus = {
-        short: name
-        for short, name in found.items()
-        if short not in slots and model.owns(short) and not known.fullmatch(short)
-    }
     own = {name.partition(".")[0] for name in (*slots, *dict(model.layers_by_path()))}
-    parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short, own))}
-    unread = [name for short, name in surplus.items() if short not in parts]
+    known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
+    unread: dict[str, str] = {}
+    num_skipped: Counter[str] = Counter()
+    for short, name in found.items():
+        if short in slots or not model.owns(short) or known.fullmatch(short):
+            continue
+        if part := _other_part(checkpoint, model, short, own):
+            num_skipped[part] += 1
+        else:
+            unread[short] = name
+    architecture, names = checkpoint.architecture, [*unread.values()]
     if missing:
         because = model.INCOMPLETE
         if unread:
             because = (
-                f"{_counted(unread)} left over: config.json and weights belong to different models, or these are other "
+                f"{_counted(names)} left over: config.json and weights belong to different models, or these are other "
                 f"names than those that {architecture} reads"
             )
         raise CheckpointError(
             f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; {because}"
         )
-    if parts:
-        counts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(Counter(parts.values()).items()))
+    if num_skipped:
+        counts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(num_skipped.items()))
         _log.info("%s: skipped what %s generates text without: %s", checkpoint.path, architecture, counts)
-    surplus = {short: name for short, name in surplus.items() if short not in parts}
     # names inside the decoder, where another model would compute with them
-    inside = [name for short, name in surplus.items() if short != name or short.partition(".")[0] in own]
+    inside = [name for short, name in unread.items() if short != name or short.partition(".")[0] in own]
     if inside:
         raise CheckpointError(
             f"{checkpoint.path}: {_counted(inside)} left over, which {architecture} does not read by its "
             "config.json; the weights belong to another config.json, or to a variant that is not implemented"
         )
-    if surplus:
-        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted([*surplus.values()]), architecture)
+    if unread:
+        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted(names), architecture)
 
 
 def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str, own: Collection[str]) -> str | None:

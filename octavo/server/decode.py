@@ -246,18 +246,22 @@ def _misfit(message: str, kind: type[msgspec.Struct], prefix: str = "") -> Inval
     if missing := _MISSING.fullmatch(what):
         field = f"{path}.{missing[1]}".removeprefix(".")
         return InvalidRequest(f"{field} is missing", field=field, code="missing_required_parameter")
-    values: list[Any] = []
-    if what.startswith("Invalid enum value"):
-        values = [value for t in _types_at(root, steps) if isinstance(t, inspect.LiteralType) for value in t.values]
-    elif what.startswith("Invalid value") and path.endswith("type"):
-        values = sorted(t.tag for t in _types_at(root, steps[:-1]) if isinstance(t, inspect.StructType))
-    if values:
+    if values := _values_at(root, steps, what):
         what = f"{_INVALID.sub('', what)} is not one of {', '.join(map(str, values))}"
     else:
         what = what[:1].lower() + what[1:]
     # the message about a value of the right type that is outside its limits does not quote it
     code = "invalid_type" if ", got `" in what else "invalid_value"
     return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code=code)
+
+
+def _values_at(root: inspect.Type, steps: Sequence[str], what: str) -> list[Any]:
+    """Return the values from which there was one to choose where msgspec says `what`; none for other faults."""
+    if what.startswith("Invalid enum value"):
+        return [value for t in _types_at(root, steps) if isinstance(t, inspect.LiteralType) for value in t.values]
+    if what.startswith("Invalid value") and steps and steps[-1].endswith("type"):
+        return sorted(t.tag for t in _types_at(root, steps[:-1]) if isinstance(t, inspect.StructType))
+    return []
 
 
 def _types_at(kind: inspect.Type, steps: Sequence[str]) -> Iterator[inspect.Type]:
