@@ -30,7 +30,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operation that a device may have its own code for."""
+    """One operation that a device may have its own code for.
+
+    Examples, tolerance and trial are part of the definition: tests and benchmarks of every device take them from here.
+    """
 
     name: str
     reference: Callable[..., Any]

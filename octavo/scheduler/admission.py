@@ -52,15 +52,17 @@ class _Attempt(NamedTuple):
 
 
 class Admission:
-    """The loop that admits groups to a step.
+    """The loop that admits groups to a step, in the policy's order.
 
-    `config.max_bypasses`: how many later groups may be admitted before a waiting one that does not fit, while it is
-    first; then all behind it wait until it fits, which bounds starvation. 0 is strict order. A swapped group is never
-    passed. A group that lacks a slot for its adapter is passed by those without one, without a bound; the step looks at
-    no other waiting group with an adapter. Of the groups whose adapter is not in memory it looks at the first.
-    Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all that is
-    not cached, and only groups that lack a slot for their adapter, which all others pass, or blocks that another one
-    fetches, are passed, without a bound.
+    Later groups pass, and are admitted before,
+    - one that does not fit, at most `config.max_bypasses` times; then all behind it wait until it fits, which bounds
+      starvation. 0 is strict order. A swapped group is never passed so.
+    - one that lacks a slot for its adapter, without a bound, if they have no adapter: the step looks at no other
+      waiting group with one.
+    - those whose adapter is not in memory, without a bound: the step looks at the first of them.
+
+    Where prompts are computed whole (no chunked prefill), the order is strict, and a prompt needs tokens for all that
+    is not cached. Only groups that lack a slot, which all others pass, or blocks that another one fetches are passed.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class Admission:
         num_computing = 0
         computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager)
         while not plan.tokens.is_full and (group := next_group()) is not None:
-            is_swapped = group.status is SequenceStatus.SWAPPED
-            attempt = self._swap_in(group, plan, now) if is_swapped else self._admit(group, plan, now, computing)
-            outcome, because = attempt
+            if group.status is SequenceStatus.SWAPPED:
+                outcome, because = self._swap_in(group, plan, now)
+            else:
+                outcome, because = self._admit(group, plan, now, computing)
             if because and not blocked:
                 self._registry.log.note("blocked", group.request, because)
             if outcome in _PASSED:
@@ -103,9 +106,7 @@ class Admission:
                 if num_computing == self._max_num_seqs:
                     break  # in the next step they run: for those behind no sequence is left
             elif outcome is _Outcome.BLOCKED:
-                may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
-                others_may_fit = not plan.is_full or self._registry.policy.may_outrank
-                if not (may_be_passed and others_may_fit) or len(blocked) == _MOST_BLOCKED:
+                if not self._may_pass_blocked(group, plan) or len(blocked) == _MOST_BLOCKED:
                     break
                 blocked.append(group)
                 self._registry.waiting.remove(group)
@@ -117,6 +118,11 @@ class Admission:
         for group in deferred + blocked:
             self._registry.queue_of(group).push(group)
         self._registry.waiting.look_at_all()
+
+    def _may_pass_blocked(self, group: SequenceGroup, plan: StepPlan) -> bool:
+        """Return whether groups behind one that does not fit are looked at."""
+        may_be_passed = group.status is not SequenceStatus.SWAPPED and group.num_passed < self._max_bypasses
+        return may_be_passed and (not plan.is_full or self._registry.policy.may_outrank)
 
     def _pass(self, group: SequenceGroup, outcome: _Outcome, plan: StepPlan, deferred: list[SequenceGroup]) -> None:
         """Look past a group in this step, and past all others that its adapter keeps from running."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.ops.registry import Operator, bind, operators
 from octavo.ops.rotary import rotary_table
 
-OPERATORS = {name: each for name, each in operators().items() if each.examples is not None}
+OPERATORS = operators()
 
 
 def rms(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
