@@ -94,7 +94,7 @@ class Chaos:
             case "pin":
                 engine.core.pin_prefix(request.prompt_token_ids, source.choice([0.0, 1e3]), request.cache_salt)
             case "unpin":
-                engine.core.unpin_prefix(request.prompt_token_ids, request.cache_salt)
+                engine.core.call("unpin_prefix", request.prompt_token_ids, request.cache_salt)
             case "clear":
                 manager.pins.clear()
 
