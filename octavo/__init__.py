@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine as LLMEngine
     from octavo.engine.metric_reader import Counter as Counter
     from octavo.engine.metric_reader import Gauge as Gauge
+    from octavo.engine.metric_reader import Histogram as Histogram
     from octavo.engine.metric_reader import Vector as Vector
     from octavo.errors import OctavoError as OctavoError
     from octavo.llm import LLM as LLM
@@ -68,7 +69,7 @@ _NAMES = {
     "octavo.core.sampling_params": "OutputKind RequestOutputKind SamplingParams",
     "octavo.core.structured_outputs": "StructuredOutputsParams",
     "octavo.engine.llm_engine": "LLMEngine",
-    "octavo.engine.metric_reader": "Counter Gauge Vector",
+    "octavo.engine.metric_reader": "Counter Gauge Histogram Vector",
     "octavo.errors": "OctavoError",
     "octavo.llm": "LLM",
 }

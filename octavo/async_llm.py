@@ -71,7 +71,7 @@ class AsyncLLM:
         self._updating = asyncio.Lock()
         self._weight_folder: WeightFolder | None = None
         interval = config.scheduler.stream_interval
-        self._output = OutputProcessor(tokenizer, metrics=self.metrics, stream_interval=interval)
+        self._output = OutputProcessor(tokenizer, counts=self.metrics.requests, stream_interval=interval)
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._receiver = asyncio.create_task(self._receive(), name="octavo-receiver")
 

@@ -40,7 +40,7 @@ from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.metric_reader import Counter, Gauge, Vector
+from octavo.engine.metric_reader import CountedMetric
 from octavo.engine.progress import ProgressBar
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
@@ -304,7 +304,7 @@ class LLM:
         memory (/dev/shm), and stay there until the next update."""
         self.engine.update_weights_from_tensor(named_tensors)
 
-    def get_metrics(self) -> list[Counter | Gauge | Vector]:
+    def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted, under vLLM's names; times of a request are in its output's `metrics`."""
         return self.engine.get_metrics()
 

@@ -62,7 +62,6 @@ read from prompts as the examples write them.
 |---|---|---|
 | `tokenizer_mode`, `config_format` | – | leave it out |
 | `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
-| `Histogram` | `RequestOutput.metrics` | the times of a request; `GET /metrics` of a server has histograms |
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
 | `llm.pause_generation`, `POST /pause` | the same | new requests wait in every mode ([recipe](weights.md#pauses)) |
 | `reset_prefix_cache(reset_running_requests=True)` | the same | also as a query of `POST /reset_prefix_cache` |

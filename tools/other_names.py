@@ -205,7 +205,7 @@ VLLM_INTERFACES: Final = (
     Row("TextPrompt, TokensPrompt, EmbedsPrompt", "TextPrompt, TokensPrompt, EmbedsPrompt", "or a `dict`"),
     Row("multi_modal_uuids of a prompt", "multi_modal_uuids", "changes nothing: media are known by their content"),
     Row("PoolerConfig", "PoolerConfig", "or a `dict`"),
-    Row("LLM.get_metrics()", "LLM.get_metrics()", "counters, gauges and vectors; no histograms"),
+    Row("LLM.get_metrics()", "LLM.get_metrics()", "counters, gauges, histograms and vectors"),
     Row("RequestOutput.metrics", "RequestOutput.metrics", "the same names (`first_token_ts`, …), and a timeline"),
     Row("PoolingOutput.data", "PoolingOutput.data", "an array of numpy, where vLLM has a tensor"),
     Row("VLLM_… variables", "OCTAVO_…", "one for each argument, such as `OCTAVO_MAX_NUM_SEQS`"),

@@ -27,10 +27,11 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
-from octavo.engine.metric_reader import Counter, Gauge, Vector, read_metrics
+from octavo.engine.metric_reader import CountedMetric, read_metrics
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.pause import check_mode
+from octavo.engine.request_counts import RequestCounts
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
@@ -68,7 +69,8 @@ class LLMEngine:
         self._step_times: list[StepTimes] = []
         self._weight_folder: WeightFolder | None = None
         self.input = InputProcessor(InputSetup.of(config, core.ready), tokenizer=tokenizer, chat_template=chat_template)
-        self._output = OutputProcessor(tokenizer)
+        self._counts = RequestCounts()
+        self._output = OutputProcessor(tokenizer, counts=self._counts)
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
@@ -268,9 +270,9 @@ class LLMEngine:
         self._check_alive()
         return self.core.call(method, *arguments)
 
-    def get_metrics(self) -> list[Counter | Gauge | Vector]:
+    def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted up to its last step, under vLLM's names."""
-        return read_metrics(self.config.model.served_model_names[0], self.stats)
+        return read_metrics(self.config.model.served_model_names[0], self.stats, self._counts)
 
     def shutdown(self) -> None:
         """Release the model. Open requests get no further output. Idempotent."""

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from octavo.core.messages import SchedulerStats
-from octavo.core.outputs import RequestMetrics
 from octavo.engine.metric_views import Counts, SummedMetrics, VllmMetrics
+from octavo.engine.request_counts import HISTOGRAMS, RequestCounts
 
 _Collector = TypeVar("_Collector", Gauge, Counter)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
-_LONG_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 
 class _Family(NamedTuple):
@@ -90,25 +84,9 @@ _COUNTERS: Final = {
 }
 """Totals since the start. Names are vLLM's where it has the same metric."""
 
-_HISTOGRAMS: Final = {
-    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _LONG_S),
-    "inter_token_latency_seconds": ("Between one token of a sequence and the next.", _SHORT_S),
-    "time_per_output_token_seconds": ("Mean time for each token of a request behind the first.", _SHORT_S),
-    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _LONG_S),
-    "request_queue_time_seconds": ("From the arrival of a request to its first step.", _LONG_S),
-    "request_prefill_time_seconds": ("From the first step of a request to its first token.", _LONG_S),
-    "request_decode_time_seconds": ("From the first token of a request to its last.", _LONG_S),
-    "request_inference_time_seconds": ("From the first step of a request to its last token.", _LONG_S),
-    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
-    "request_generation_tokens": ("Tokens of a generated sequence.", _TOKENS),
-}
-
 _ADAPTER_INFO: Final = "octavo:lora_requests_info"
 
 _PER_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos"
-
-_REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
-"""Refusals that are counted from 0; others appear with the first one."""
 
 
 @dataclass
@@ -129,29 +107,28 @@ def _children(families: Sequence[tuple[_Collector, _Family]], labels: Mapping[st
     }
 
 
-class _Histogram(Collector):
-    """A histogram that counts in a fifth of the time of the library's, whose locks are for several threads."""
+class _Requests(Collector):
+    """The counts of requests as Prometheus' library has them."""
 
-    def __init__(self, name: str, doc: str, buckets: Sequence[float], labels: Mapping[str, str]) -> None:
-        self._name, self._doc, self._labels = name, doc, labels
-        self._bounds = [*buckets, math.inf]
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add a value `count` times."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
+    def __init__(self, counts: RequestCounts, labels: Mapping[str, str]) -> None:
+        self._counts, self._labels = counts, labels
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the histogram as Prometheus' library has it."""
-        buckets = [
-            ("+Inf" if bound == math.inf else str(float(bound)), count)
-            for bound, count in zip(self._bounds, accumulate(self._counts), strict=True)
-        ]
-        family = HistogramMetricFamily(self._name, self._doc, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), buckets, self._sum)
-        yield family
+        """Yield all of them."""
+        names, values = list(self._labels), list(self._labels.values())
+        for name, doc, label, counts in (
+            ("requests_refused", "Requests that the engine refused, by error code.", "code", self._counts.refused),
+            ("request_success", "Sequences that ended, by reason.", "finished_reason", self._counts.finished),
+        ):
+            counter = CounterMetricFamily(f"octavo:{name}", doc, labels=[*names, label])
+            for value, count in list(counts.items()):  # at once: another thread may add to it
+                counter.add_metric([*values, value], count)
+            yield counter
+        for name, (doc, _) in HISTOGRAMS.items():
+            buckets = self._counts.histograms[name]
+            histogram = HistogramMetricFamily(f"octavo:{name}", doc, labels=names)
+            histogram.add_metric(values, buckets.read(), buckets.sum)
+            yield histogram
 
 
 class _AdapterInfo(Collector):
@@ -183,14 +160,23 @@ _OF_CORES: Final = {_ADAPTER_INFO, *(f"octavo:{name}" for name in (*_GAUGES, *_C
 
 
 class Metrics:
-    """Collectors fed with the state after each step and with every request that ends. One thread at a time.
+    """Collectors fed with the state after each step, and the counts of requests. One thread at a time.
 
+    requests: where every request that ends is counted.
     Of several replicas the states have the label `engine`, a replica's number, and those with roles the label `role`.
     """
 
-    def __init__(self, model_name: str, roles: Mapping[int, str | None] | None = None, can_grow: bool = False) -> None:
-        """roles: of the replicas, by their numbers; entries may be added to it where it `can_grow`."""
+    def __init__(
+        self,
+        model_name: str,
+        roles: Mapping[int, str | None] | None = None,
+        can_grow: bool = False,
+        requests: RequestCounts | None = None,
+    ) -> None:
+        """roles: of the replicas, by their numbers; entries may be added to it where it `can_grow`. requests: their
+        counts, where they are kept already."""
         self.registry = CollectorRegistry()
+        self.requests = requests or RequestCounts()
         self._labels = {"model_name": model_name}
         self._roles = {0: None} if roles is None else roles
         self._has_engines = can_grow or len(self._roles) > 1
@@ -206,26 +192,7 @@ class Metrics:
         self._replicas: dict[int, _Replica] = {}
         for number in self._roles:
             self._replica(number)
-        self._refused = Counter(
-            "octavo:requests_refused",
-            "Requests that the engine refused, by error code.",
-            ["model_name", "code"],
-            registry=self.registry,
-        )
-        for code in _REFUSAL_CODES:
-            self._refused.labels(**self._labels, code=code)
-        self._finished = Counter(
-            "octavo:request_success",
-            "Sequences that ended, by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-        self._histograms = {
-            name: _Histogram(f"octavo:{name}", doc, buckets, self._labels)
-            for name, (doc, buckets) in _HISTOGRAMS.items()
-        }
-        for histogram in self._histograms.values():
-            self.registry.register(histogram)
+        self.registry.register(_Requests(self.requests, self._labels))
 
     def observe_stats(self, stats: SchedulerStats, replica: int = 0) -> None:
         """Add the state of a replica after a step."""
@@ -241,10 +208,6 @@ class Metrics:
         known.last = stats
         if stats.max_adapters:
             self._adapter_info.observe(stats, replica, known.labels)
-
-    def observe_refusal(self, code: str) -> None:
-        """Count a request that was refused. It has no latency, and its prompt was not computed."""
-        self._refused.labels(**self._labels, code=code).inc()
 
     @contextmanager
     def adapter_in_use(self, name: str, num_requests: int) -> Iterator[None]:
@@ -264,43 +227,6 @@ class Metrics:
                 del self._num_adapted[name]
                 self._adapters.remove(*self._labels.values(), name)
 
-    def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
-        """Add the time since the last token of a request, once for each of its sequences."""
-        self._histograms["inter_token_latency_seconds"].observe(seconds, num_sequences)
-
-    def observe_request(
-        self,
-        metrics: RequestMetrics,
-        *,
-        num_prompt_tokens: int,
-        num_generated_tokens: Sequence[int],
-        finish_reasons: Sequence[str],
-    ) -> None:
-        """Add a request that has ended; lengths and reasons are by sequence."""
-        for reason, number in Count(finish_reasons).items():
-            self._finished.labels(**self._labels, finished_reason=reason).inc(number)
-        observed = {
-            "time_to_first_token_seconds": metrics.time_to_first_token,
-            "request_queue_time_seconds": metrics.time_in_queue,
-            "request_prompt_tokens": num_prompt_tokens,
-        }
-        if metrics.finished_time is not None:
-            observed["e2e_request_latency_seconds"] = metrics.finished_time - metrics.arrival_time
-        began, first, last = metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time
-        if began is not None and first is not None and last is not None:
-            observed |= {
-                "request_prefill_time_seconds": first - began,
-                "request_decode_time_seconds": last - first,
-                "request_inference_time_seconds": last - began,
-            }
-            if (longest := max(num_generated_tokens, default=0)) > 1:
-                observed["time_per_output_token_seconds"] = (last - first) / (longest - 1)
-        for name, value in observed.items():
-            if value is not None:
-                self._histograms[name].observe(value)
-        for length in num_generated_tokens:
-            self._histograms["request_generation_tokens"].observe(length)
-
     def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.
 
@@ -308,10 +234,6 @@ class Metrics:
         """
         whole = SummedMetrics(self.registry, others) if others else self.registry
         return generate_latest(whole) + (generate_latest(VllmMetrics(whole)) if vllm_names else b"")
-
-    def of_cores(self) -> list[Metric]:
-        """Return the metrics that the cores report, without those of requests."""
-        return [metric for metric in self.registry.collect() if metric.name in _OF_CORES]
 
     def counts(self) -> Counts:
         """Return the samples of requests, without those of the cores, which all servers of the same cores have."""

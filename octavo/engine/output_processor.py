@@ -15,7 +15,7 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.engine.metrics import Metrics
+    from octavo.engine.request_counts import RequestCounts
 
 _POSITIONS_OF_TURN: Final = 128
 """Positions of prompts whose log-probabilities are processed before the event loop does other work."""
@@ -42,14 +42,14 @@ class OutputProcessor:
         self,
         tokenizer: Tokenizer,
         *,
-        metrics: Metrics | None = None,
+        counts: RequestCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
         stream_interval: int = 1,
     ) -> None:
         """stream_interval: tokens of a sequence that a stream's output has at least, but for the first and the last."""
         self._stream_interval = stream_interval
         self._tokenizer = tokenizer
-        self._metrics = metrics
+        self._counts = counts
         self._clock = clock
         self._requests: dict[str, OpenRequest] = {}
 
@@ -112,10 +112,10 @@ class OutputProcessor:
         metrics = request.metrics
         if metrics.finished_time is None:  # it ended here, not in the core
             metrics.end(self._clock(), request.how_ended)
-        if self._metrics is not None and request.refused is not None:
-            self._metrics.observe_refusal(request.refused.code)
-        elif self._metrics is not None:
-            self._metrics.observe_request(
+        if self._counts is not None and request.refused is not None:
+            self._counts.observe_refusal(request.refused.code)
+        elif self._counts is not None:
+            self._counts.observe_request(
                 metrics,
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_generated_tokens=request.num_generated_tokens,
@@ -124,8 +124,8 @@ class OutputProcessor:
 
     def _observe_tokens(self, request: OpenRequest, deltas: list[SequenceDelta], now: float) -> None:
         last = request.note_tokens(now)
-        if self._metrics is not None and last is not None:
-            self._metrics.observe_inter_token_latency(now - last, len([1 for delta in deltas if delta.token_ids]))
+        if self._counts is not None and last is not None:
+            self._counts.observe_inter_token_latency(now - last, len([1 for delta in deltas if delta.token_ids]))
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:

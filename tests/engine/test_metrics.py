@@ -75,7 +75,9 @@ def test_request_that_ended_is_in_every_histogram() -> None:
     times = RequestMetrics(
         arrival_time=1.0, first_scheduled_time=1.5, first_token_time=2.0, last_token_time=4.0, finished_time=4.0
     )
-    metrics.observe_request(times, num_prompt_tokens=9, num_generated_tokens=[5, 3], finish_reasons=["stop", "length"])
+    metrics.requests.observe_request(
+        times, num_prompt_tokens=9, num_generated_tokens=[5, 3], finish_reasons=["stop", "length"]
+    )
     found = values(metrics)
     for name, total in {
         "time_to_first_token_seconds": 1.0,
@@ -91,7 +93,7 @@ def test_request_that_ended_is_in_every_histogram() -> None:
 def test_request_without_tokens_leaves_times_out() -> None:
     metrics = Metrics("m")
     times = RequestMetrics(arrival_time=1.0, finished_time=2.0)
-    metrics.observe_request(times, num_prompt_tokens=9, num_generated_tokens=[0], finish_reasons=["abort"])
+    metrics.requests.observe_request(times, num_prompt_tokens=9, num_generated_tokens=[0], finish_reasons=["abort"])
     found = values(metrics)
     assert found["octavo:time_to_first_token_seconds_count"] == 0
     assert found["octavo:e2e_request_latency_seconds_sum"] == 1.0
@@ -123,7 +125,7 @@ def test_dashboards_of_vllm_find_its_names_and_labels_and_the_same_values() -> N
             number,
         )
     times = RequestMetrics(arrival_time=1, first_scheduled_time=2, first_token_time=4, last_token_time=7)
-    metrics.observe_request(times, num_prompt_tokens=3, num_generated_tokens=[4], finish_reasons=["stop"])
+    metrics.requests.observe_request(times, num_prompt_tokens=3, num_generated_tokens=[4], finish_reasons=["stop"])
     assert b"vllm:" not in metrics.render()
     lines = metrics.render(vllm_names=True).decode().splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("vllm:"))

@@ -48,7 +48,7 @@ def run(
     steps_per_look: int = 1,
 ) -> list[RequestOutput]:
     """The outputs that callers read, who look after so many steps."""
-    processor = OutputProcessor(tokenizer, metrics=metrics)
+    processor = OutputProcessor(tokenizer, counts=None if metrics is None else metrics.requests)
     opened = [processor.add(request, "the prompt") for request in requests]
     for request in requests:
         core.add_request(request)
@@ -245,7 +245,7 @@ def test_aborted_request_ends_with_what_it_has(tokenizer: Tokenizer) -> None:
 
 def test_open_requests_of_a_dead_core_are_counted_as_errors(tokenizer: Tokenizer) -> None:
     metrics = Metrics("m")
-    processor = OutputProcessor(tokenizer, metrics=metrics)
+    processor = OutputProcessor(tokenizer, counts=metrics.requests)
     for request_id in ("x", "y"):
         processor.add(make_request("abc", request_id), None)
     processor.fail()
@@ -328,7 +328,7 @@ def test_refusals_of_the_core_are_counted_by_code_and_have_no_latency(tokenizer:
 
 def test_a_mistake_that_shows_late_is_no_refusal(tokenizer: Tokenizer) -> None:
     metrics = Metrics("m")
-    processor = OutputProcessor(tokenizer, metrics=metrics)
+    processor = OutputProcessor(tokenizer, counts=metrics.requests)
     processor.add(make_request("abc"), None)
     times = RequestMetrics(arrival_time=1.0, first_scheduled_time=2.0, finished_time=3.0)
     error = RequestError("no beam is left", is_client_error=True)
