@@ -241,18 +241,11 @@ def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
     text = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
     if isinstance(text, str) and text.lstrip().startswith("{"):
         value = _json_object(name, text)
-    if isinstance(value, Mapping):
-        if argument.of is Any:
-            return dict(value)
-        pairs = list(value.items())
-    elif isinstance(value, str | list | tuple):
-        texts = value.split(",") if isinstance(value, str) else value
-        split = [str(text).partition("=") for text in texts if str(text).strip()]
-        pairs = [(key.strip(), item.strip()) for key, _, item in split]
-    else:
-        pairs = [("", "")]
     if argument.of is Any:
+        if isinstance(value, Mapping):
+            return dict(value)
         raise ConfigError(f"{name} is {value!r}, expected an object of JSON")
+    pairs = _split_pairs(value)
     if not all(
         isinstance(key, str) and isinstance(item, str | int | float) and key and item != "" for key, item in pairs
     ):
@@ -262,6 +255,17 @@ def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
     if argument.of is int:
         return {key: _count(f"{name} of {key}", item) for key, item in pairs}
     return {key: _weight(f"{name} of {key}", item) for key, item in pairs}
+
+
+def _split_pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of a mapping, of a text or of texts; a pair that is none for anything else."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if not isinstance(value, str | list | tuple):
+        return [("", "")]
+    texts = value.split(",") if isinstance(value, str) else value
+    split = [str(text).partition("=") for text in texts if str(text).strip()]
+    return [(key.strip(), item.strip()) for key, _, item in split]
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
@@ -83,6 +84,11 @@ _SIZES: Final = (
     *("max_slice_nums", "scale_resolution", "min_size", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
     *("min_image_tokens", "max_image_tokens"),
 )
+_ORDERED: Final = (
+    ("size.shortest_edge", "size.longest_edge"),
+    *((f"min_{each}", f"max_{each}") for each in ("pixels", "patches", "tiles", "image_tokens")),
+)
+"""Sizes of which the first is not above the second."""
 _NEEDED: Final = (*_PATCHES, "size", "resample", "rescale_factor", "image_mean", "image_std", "do_resize")
 """Settings that a null leaves out, as a key that is not there: no image is read with it."""
 _NUM_CHANNELS: Final = 3
@@ -94,6 +100,13 @@ _OF_CHANNELS: Final = (
 _FILTERS: Final = range(6)
 _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
+
+
+_LAYOUTS: Final[tuple[tuple[tuple[str, ...], str, Callable[[Section], Mapping[str, Any]]], ...]] = (
+    ((ERNIE_VL,), "min_pixels", ernie_settings),
+    ((PHI4, PHI4_RELEASED), "dynamic_hd", phi4_settings),
+)
+"""Other layouts of settings: the architectures, a key by which it is recognised, and what translates it."""
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
@@ -109,34 +122,39 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
     for file in (checkpoint.path / each for each in _FILES):
-        values = read_json_object(file) if file.is_file() else {}
-        if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
-            values = dict(kimi_settings(released))
-        elif checkpoint.architecture == KIMI and "in_token_limit" in values:
-            values = dict(kimi_vl_settings(Section(values, str(file))))
-        found = values.get("image_processor", values)
-        if checkpoint.architecture == ERNIE_VL and isinstance(found, dict) and "min_pixels" in found:
-            found = dict(ernie_settings(Section(found, str(file))))
-        if checkpoint.architecture in (PHI4, PHI4_RELEASED) and isinstance(found, dict) and "dynamic_hd" in found:
-            found = dict(phi4_settings(Section(found, str(file))))
-        if checkpoint.architecture == MINIMAX_M3 and isinstance(found, dict) and found:
-            found = dict(minimax_settings(found))
-        if isinstance(found, dict):
-            found = {name: value for name, value in found.items() if value is not None or name not in _NEEDED}
-        if isinstance(found, dict) and "image_processor_type" in found:
-            name = Section(found, str(file)).str("image_processor_type")
+        found = _stored_settings(checkpoint, file)
+        if "image_processor_type" in found.values:
+            name = found.str("image_processor_type")
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
-            _check_patches(Section(found, str(file)), checkpoint.stored)
+            _check_patches(found, checkpoint.stored)
             if checkpoint.architecture == "MllamaForConditionalGeneration":
-                _check_tiles(Section(found, str(file)), checkpoint.stored)
-            own |= _merged_patch(checkpoint) | _joined_patch(Section(found, str(file)), checkpoint)
-            return _checked({**found, **own}, str(file), _fixed_side(checkpoint))
+                _check_tiles(found, checkpoint.stored)
+            own |= _merged_patch(checkpoint) | _joined_patch(found, checkpoint)
+            return _checked({**found.values, **own}, found.where, _fixed_side(checkpoint))
     if checkpoint.architecture in INTERN - {QIANFAN}:
         return _checked(intern_settings(checkpoint.stored), checkpoint.where)
     unstated = _UNSTATED.get(checkpoint.architecture)
     return None if unstated is None else {"image_processor_type": unstated}
+
+
+def _stored_settings(checkpoint: Checkpoint, file: Path) -> Section:
+    """Return what a file says of the image processor, in today's words; nothing where it is not there."""
+    values = read_json_object(file) if file.is_file() else {}
+    if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
+        values = dict(kimi_settings(released))
+    elif checkpoint.architecture == KIMI and "in_token_limit" in values:
+        values = dict(kimi_vl_settings(Section(values, str(file))))
+    found = values.get("image_processor", values)
+    if not isinstance(found, dict):
+        return Section({}, str(file))
+    for architectures, name, translate in _LAYOUTS:
+        if checkpoint.architecture in architectures and name in found:
+            found = translate(Section(found, str(file)))
+    if checkpoint.architecture == MINIMAX_M3 and found:
+        found = minimax_settings(found)
+    return Section({name: each for name, each in found.items() if each is not None or name not in _NEEDED}, str(file))
 
 
 def _check_patches(settings: Section, config: Section) -> None:
@@ -258,9 +276,7 @@ def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> 
     edges = [sizes.get(f"size.{each}") is None for each in ("shortest_edge", "longest_edge")]
     if counts_pixels and edges[0] != edges[1]:
         raise section.error("size", "shortest_edge and longest_edge")
-    counted = ("pixels", "patches", "tiles", "image_tokens")
-    pairs = [("size.shortest_edge", "size.longest_edge"), *((f"min_{each}", f"max_{each}") for each in counted)]
-    for lower, upper in pairs:
+    for lower, upper in _ORDERED:
         first, second = sizes.get(lower), sizes.get(upper)
         if _is_number(first) and _is_number(second) and first > second:
             raise section.error(lower, f"at most {upper}, which is {second:,}")
