@@ -17,7 +17,7 @@ from octavo.config.images import READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.sounds import READ_SOUND
-from octavo.core.model_shape import CacheGroup, Encoded, Indexed, KeysAndValues, Latent, State
+from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
@@ -181,7 +181,7 @@ def _kind(group: CacheGroup) -> str:
             return "full" if group.window is None else "window"
         case Latent():
             return "latent"
-        case Indexed():
+        case Indexed() | IndexedLatent():
             return "chosen"
         case State():
             return "state"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.model_shape import Encoded, Indexed, Kept, KeysAndValues, Latent, State
+from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, Kept, KeysAndValues, Latent, State
 from octavo.ops.rotary import Rotation
 
 
@@ -128,7 +128,7 @@ def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_
         case Latent(size, value_size):
             shape = backend.cache_shape(num_blocks, block_size, 1, size, value_size)
             return CacheLayout(shape, backend.element_type)
-        case Indexed():
+        case Indexed() | IndexedLatent():
             is_plain = backend.element_type.is_floating_point
             dtype = backend.element_type if is_plain else torch.bfloat16
             return CacheLayout((1, num_blocks, block_size * keeps.num_values), dtype)

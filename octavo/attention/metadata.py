@@ -25,7 +25,7 @@ class AttentionMetadata(TokenRows):
     """Where this step's tokens live in one cache group, and what is computed of it once."""
 
     derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What `once` has computed in this step."""
+    """What `once` has computed in this step, and what layers leave for later ones."""
 
     @classmethod
     def of_slots(cls, slots: Tensor, block_size: int) -> AttentionMetadata:

@@ -37,6 +37,8 @@ _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 """Where older tools put the `quantization_config`."""
 _SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
+_CHOOSING: Final = ("deepseek_v32", "glm_moe_dsa")
+"""By `model_type`, the families that choose `index_topk` tokens of longer contexts here."""
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 
@@ -57,6 +59,8 @@ class WeightFile:
 class Checkpoint(Section):
     """A model directory. Keys of `config.json` are read with the accessors of `Section`, those of `text_config` too."""
 
+    served_len: builtins.int | None = None
+    """The longest context that an engine serves, in tokens; None for the longest that the model is made for."""
     gguf: GGUFFile | None = None
     """The file, of a model in one in llama.cpp's format."""
     mmproj: Path | None = None
@@ -112,7 +116,9 @@ class Checkpoint(Section):
     def of(cls, model: ModelConfig) -> Checkpoint:
         """Open the checkpoint of an engine. Raises as `open` does."""
         mmproj = None if model.mmproj is None else Path(model.mmproj)
-        return cls.open(Path(model.path), model.hf_overrides, mmproj)
+        opened = cls.open(Path(model.path), model.hf_overrides, mmproj)
+        opened.served_len = model.max_model_len
+        return opened
 
     @cached_property
     def generation_config(self) -> Mapping[builtins.str, Any]:
@@ -167,9 +173,20 @@ class Checkpoint(Section):
     def dense_limit(self) -> builtins.str | None:
         """The key for how many tokens queries see all of, where they see a part of longer contexts; None elsewhere.
 
-        octavo computes that part nowhere, so no context is longer.
+        Only some families compute that part here; in others no context is longer.
         """
+        if self.values.get("model_type") in _CHOOSING:
+            return None
         return next((name for name in _SEEN_TOKENS if self.values.get(name) is not None), None)
+
+    def chooses_tokens(self, max_model_len: builtins.int | None) -> bool:
+        """Return whether queries of contexts of this length choose the tokens that they attend to, by an indexer.
+
+        max_model_len: None for the longest context.
+        """
+        if self.values.get("model_type") not in _CHOOSING:
+            return False
+        return (max_model_len or self.max_model_len()) > self.positive("index_topk", 2048)
 
     def _stretched(self, length: builtins.int) -> builtins.int:
         """Return `length` positions with what rotary scaling adds to them."""

@@ -116,6 +116,7 @@ def resolve(
             activation_bits=activation_bits(args, checkpoint, has_gpus=has_gpus),
             max_model_len=max_model_len,
             user_set_max_model_len=args.max_model_len is not None,
+            chooses_tokens=checkpoint.chooses_tokens(max_model_len),
             vocab_size=checkpoint.positive("vocab_size"),
             eos_token_ids=_eos_token_ids(args, checkpoint),
             bos_token_id=checkpoint.bos_token_id(),

@@ -45,6 +45,8 @@ class ModelConfig(ModelArgs):
     activation_bits: int = 8
     max_model_len: int
     user_set_max_model_len: bool = False
+    chooses_tokens: bool = False
+    """Whether queries of the longest contexts choose the tokens that they attend to, by an indexer."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

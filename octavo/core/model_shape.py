@@ -54,6 +54,29 @@ class Indexed(msgspec.Struct, frozen=True, tag=True):
         return f"keys and values of {self.kv_heads} x {self.head_dim} and a key of {self.index_size} per token"
 
 
+class IndexedLatent(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps a latent per token as `Latent` does, and a key of `index_size` elements by which queries choose to
+    which `num_seen` tokens they attend; 0 elements where an earlier layer chooses.
+
+    It is the same on all ranks that share a layer.
+    """
+
+    size: int
+    value_size: int
+    index_size: int
+    num_seen: int
+
+    @property
+    def num_values(self) -> int:
+        """Elements per token."""
+        return self.size + self.index_size
+
+    def render(self) -> str:
+        """Return what is kept in words."""
+        key = f" and a key of {self.index_size}" if self.index_size else ""
+        return f"a latent of {self.size}{key} per token"
+
+
 class State(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps `num_values` float32 per block: its state after the last computed token of the block."""
 
@@ -88,7 +111,7 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
         return f"keys and values of {self.kv_heads} x {self.head_dim} for {count} vectors of the encoder"
 
 
-Kept = KeysAndValues | Latent | Indexed | State | Encoded
+Kept = KeysAndValues | Latent | Indexed | IndexedLatent | State | Encoded
 """What a layer keeps of a sequence."""
 
 

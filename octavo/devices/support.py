@@ -33,6 +33,9 @@ FEATURES: Final[Mapping[str, Feature]] = {
         "executor",
         lambda config: config.device.executor == "ray" and config.device.num_ranks > 1,
     ),
+    "chosen_tokens": Feature(
+        "contexts whose tokens an indexer chooses", "max_model_len", lambda config: config.model.chooses_tokens
+    ),
     "transfers": Feature(
         "prefill and decode apart, KV tiers",
         "role, prefill, kv_host_size or kv_disk",

@@ -1,4 +1,4 @@
-"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7 and -5, Mistral Small 4, Sarvam, Youtu."""
+"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7, Mistral Small 4, Sarvam, Youtu."""
 
 from __future__ import annotations
 
@@ -98,35 +98,6 @@ class SarvamMLAForCausalLM(LatentDecoder):
     FIELDS = fields(
         mixture=Read(lambda c: corrected(c, factor=2.5, counts=stated_counts(c))), sparse=Read(dense_first, 1)
     )
-
-
-class DeepseekV32ForCausalLM(LatentDecoder):
-    """DeepSeek V3.2 and GLM-5: an indexer chooses the `index_topk` tokens that a query sees.
-
-    Up to as many tokens it chooses all of them, and nothing else depends on it. Contexts are no longer here
-    (`Checkpoint.dense_limit`), and the indexer is not computed.
-    Sources: https://arxiv.org/abs/2512.02556, https://arxiv.org/abs/2602.15763.
-    """
-
-    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.self_attn\.indexer\..*")
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        kinds = c.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind not in ("indexed_attention", "full_attention") for kind in kinds):
-            raise c.error("layer_types", '"indexed_attention" alone')
-        c.positive("index_topk")
-        is_glm = c.str("model_type") == "glm_moe_dsa"
-        return LatentConfig.common_latent(
-            c,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5 if is_glm else 1e-6),
-            windows=(),
-            mixture=corrected(c, groups=(1, 1) if is_glm else (8, 4), factor=2.5),
-            sparse=sparse_by_kind(c, 3),
-        )
-
-
-GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
 
 
 class Glm4MoeLiteForCausalLM(LatentDecoder):

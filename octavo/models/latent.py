@@ -111,10 +111,17 @@ class LatentBlock(nn.Module):
         """x [tokens, hidden] → [tokens, hidden]."""
         return self.o_proj(self.attended(x, batch))
 
+    def prepare_choice(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> None:
+        """Choose the tokens that queries attend to, where they do not attend to all.
+
+        x [tokens, hidden], inputs: what queries are made of, [tokens, q_rank].
+        """
+
     def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · value]."""
         narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
-        plain, turned = self.q_b_proj(self.q_a_layernorm(narrow[:, : self._q_rank])) if self._q_rank else self.q_proj(x)
+        inputs = self.q_a_layernorm(narrow[:, : self._q_rank]) if self._q_rank else x
+        plain, turned = self.q_b_proj(inputs) if self._q_rank else self.q_proj(inputs)
         latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
         if self.growth is not None:
             plain, _ = self.growth(plain, plain[:, :1], batch)
@@ -122,6 +129,7 @@ class LatentBlock(nn.Module):
         if self.rope is not None:
             turned, keys = self.rope(turned, key.unsqueeze(1), batch)
             key = keys.squeeze(1)
+        self.prepare_choice(x, inputs, batch)
         sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key), batch)
         return self.kv_b_proj.values(sums)
 

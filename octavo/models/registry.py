@@ -79,10 +79,8 @@ _FILES: Final = {
         "XLMRoberta",
     ),
     "deci": ("DeciLM",),
-    "deepseek": (
-        *("AXK1", "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "KimiK2", "Mistral4"),
-        *("SarvamMLA", "Youtu"),
-    ),
+    "deepseek": (*("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "SarvamMLA", "Youtu"),),
+    "deepseek_sparse": ("DeepseekV32", "GlmMoeDsa"),
     "ernie_vl": ("Ernie4_5_VLMoe",),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),

@@ -10,10 +10,10 @@ from octavo.attention.backend import AttentionBackend, StepSizes
 from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput, NotedStates
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import Encoded, Indexed, KeysAndValues, Latent, ModelShape, State
+from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, ModelShape, State
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
-from octavo.ops import block_sparse
+from octavo.ops import block_sparse, chosen_tokens
 from octavo.ops.registry import Ops
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.worker.drawing import LOGITS_BYTES
@@ -65,10 +65,17 @@ class Activations:
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
 
-    def _workspace_bytes(self, keeps: KeysAndValues | Latent | Indexed | Encoded, max_model_len: int) -> int:
+    def _workspace_bytes(
+        self, keeps: KeysAndValues | Latent | Indexed | IndexedLatent | Encoded, max_model_len: int
+    ) -> int:
         if isinstance(keeps, Indexed):
             return block_sparse.workspace_bytes(
                 *(keeps.kv_heads, keeps.head_dim, keeps.index_size, keeps.num_seen, max_model_len, self._num_tokens)
+            )
+        if isinstance(keeps, IndexedLatent):
+            return chosen_tokens.workspace_bytes(
+                *(keeps.size, keeps.index_size, keeps.num_seen, max_model_len, self._num_tokens),
+                self._opened.shape.num_heads,
             )
         kv_heads, dim, value_size = (
             (1, keeps.size, keeps.value_size) if isinstance(keeps, Latent) else (keeps.kv_heads, keeps.head_dim, 0)
@@ -101,10 +108,10 @@ def _dry_input(num_tokens: int, shape: ModelShape, dtype: torch.dtype) -> ModelI
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
     places = sorted((layer, place) for place, group in enumerate(shape.cache_groups) for layer in group.layers)
     keeps = [shape.cache_groups[place].keeps for _, place in places]
-    # states are cut into parts, and so are blocks of keys that are chosen
+    # states are cut into parts, and so are blocks of what queries choose
+    parted = State | Indexed | IndexedLatent
     caches = [
-        torch.empty(1, 1, each.num_values, device="meta") if isinstance(each, State | Indexed) else small
-        for each in keeps
+        torch.empty(1, 1, each.num_values, device="meta") if isinstance(each, parted) else small for each in keeps
     ]
     encoded = [
         EncoderOutput(torch.empty(each.num_tokens, shape.hidden_size, dtype=dtype, device="meta"), metadata)

@@ -56,6 +56,7 @@ class DraftModel:
         self._target = target.shape
         self._scheduler = scheduler
         checkpoint = Checkpoint.open(Path(config.path), config.overrides)
+        checkpoint.served_len = scheduler.max_model_len
         model_class, mesh = _class_of(config.method, checkpoint)
         self._opened = LoadedModel.open(
             checkpoint,

@@ -192,6 +192,10 @@ def test_a_context_of_sparse_attention_is_as_long_as_the_attention_is_dense(tmp_
         ConfigError, match="max_model_len is 61, must be at most 60, its index_topk: of longer contexts"
     ):
         resolve(EngineArgs(max_model_len=61), made, PLATFORM)
+    chosen = checkpoint(tmp_path, index_topk=60, model_type="deepseek_v32")
+    for length, chooses in ((None, True), (61, True), (60, False)):
+        model = resolve(EngineArgs(max_model_len=length), chosen, PLATFORM).model
+        assert (model.max_model_len, model.chooses_tokens) == (length or 128, chooses)
     longer = checkpoint(tmp_path, index_topk=1000)
     with pytest.raises(ConfigError, match="must be at most 128, the context that the checkpoint was made for"):
         resolve(EngineArgs(max_model_len=129), longer, PLATFORM)

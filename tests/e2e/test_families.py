@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are th
 QUICK = {
     RUNNING_SUM,
     "gemma3",
+    "glm_moe_dsa",
     "qwen3_5",
     "youtu",
 }
@@ -39,6 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 20},
     "gemma4": {"sliding_window": 20, "head_dim": 8},
     "gemma4_moe": {"sliding_window": 20, "head_dim": 8},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared", "full"]},
     "mamba2": {"num_heads": 8},
     "mistral": {"sliding_window": 60},
 }

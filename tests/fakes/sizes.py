@@ -75,7 +75,7 @@ CORRECTED: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 LATER_EXPERTS: dict[str, Any] = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
-INDEXED: dict[str, Any] = {"index_topk": 96, "index_n_heads": 2, "index_head_dim": 16}
+INDEXED: dict[str, Any] = {"index_topk": 12, "index_n_heads": 12, "index_head_dim": 8}
 SIX: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2}
 WIDE: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
 GROUPS: dict[str, Any] = {"n_group": 4, "topk_group": 2}

@@ -374,6 +374,12 @@ VARIANTS |= {
     ),
     "dots1 with windows": ("dots1", {"sliding_window": 7, "max_window_layers": 1, "norm_topk_prob": True}),
     "ernie4_5_moe in every other layer": ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
+    "deepseek_v32 that sees all": ("deepseek_v32", {"index_topk": 256}),
+    "deepseek_v32 with a larger part of small heads that stays": (
+        "deepseek_v32",
+        {"index_head_dim": 20, "index_n_heads": 9, "index_topk": 8, "rope_parameters": {**YARN, "mscale_all_dim": 1.2}},
+    ),
+    "glm_moe_dsa with a choice for several layers": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "full"]}),
     "glm_moe_dsa with kinds of layers": ("glm_moe_dsa", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "hunyuan_v1_moe with stretched positions": (
         "hunyuan_v1_moe",

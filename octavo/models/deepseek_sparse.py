@@ -1,0 +1,173 @@
+"""DeepSeek V3.2 and GLM-5: attention over latents of tokens that an indexer chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import IndexedLatent, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.layers.chosen import ChosenAttention
+from octavo.layers.linear import ColumnLinear
+from octavo.layers.norm import LayerNorm
+from octavo.layers.rope import Rope
+from octavo.layers.rotary import Rotary
+from octavo.layers.routers import ExactLinear
+from octavo.models.blocks import GatedDecoder
+from octavo.models.latent import LatentBlock, LatentConfig, LatentDecoder
+from octavo.models.sparse import corrected, sparse_by_kind
+from octavo.ops.chosen_tokens import SmallHeads
+
+_KEY_EPS = 1e-6
+"""Of the norm of small keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeads:
+    """The small heads of the choice: how many, their size, their rotation, and how many tokens they choose."""
+
+    count: int
+    size: int
+    rope: Rope
+    num_chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedConfig(LatentConfig):
+    """Adds the choice; `index` is None where contexts are so short that queries attend to all tokens."""
+
+    index: IndexHeads | None = None
+    sources: tuple[int, ...] = ()
+    """For each layer the layer that chooses for it: itself, or an earlier one."""
+
+    def source_of(self, layer: int) -> int:
+        """Return the layer that chooses for a layer; prediction layers behind the last one choose for themselves."""
+        return self.sources[layer] if layer < len(self.sources) else layer
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        if self.index is None:
+            return super().caches_of(layer, mesh)
+        heads, size = self.latent_heads, self.index.size if self.source_of(layer) == layer else 0
+        return (LayerCache(IndexedLatent(heads.latent + heads.turned, heads.latent, size, self.index.num_chosen)),)
+
+    def all_ropes(self) -> set[Rope]:
+        return super().all_ropes() | (set() if self.index is None else {self.index.rope})
+
+
+class Indexer(nn.Module):
+    """Makes the small queries and keys of the choice, and the weights of heads. Every rank has all of it."""
+
+    def __init__(self, c: IndexedConfig, index: IndexHeads) -> None:
+        super().__init__()
+        assert c.q_rank is not None
+        self._heads, single = index, Mesh.single()
+        self.wq_b = ColumnLinear(c.q_rank, index.count * index.size, single)
+        self.wk = ColumnLinear(c.hidden_size, index.size, single)
+        self.k_norm = LayerNorm(index.size, _KEY_EPS)
+        self.weights_proj = ExactLinear(c.hidden_size, index.count)
+        self.rope = Rotary(index.rope)
+
+    def forward(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> SmallHeads:
+        """x [tokens, hidden], inputs [tokens, q_rank]."""
+        heads = self._heads
+        queries = self.wq_b(inputs).view(len(x), heads.count, heads.size)
+        queries, keys = self.rope(queries, self.k_norm(self.wk(x)).unsqueeze(1), batch)
+        # the factor of products is positive: it may stand outside of what cuts negative ones off
+        weights = self.weights_proj(x) * (heads.count * heads.size) ** -0.5
+        return SmallHeads(queries, weights, keys.squeeze(1))
+
+
+class IndexedBlock(LatentBlock):
+    """Attention over latents of chosen tokens."""
+
+    attend: ChosenAttention  # type: ignore[assignment]
+
+    def __init__(self, c: IndexedConfig, index: IndexHeads, mesh: Mesh, layer: int) -> None:
+        super().__init__(c, mesh)
+        assert c.attention_scale is not None
+        self.indexer = Indexer(c, index) if c.source_of(layer) == layer else None
+        self.attend = ChosenAttention(c.attention_scale, index.num_chosen)
+
+    def prepare_choice(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> None:
+        if self.indexer is not None:
+            self.attend.choose(self.indexer(x, inputs, batch), batch)
+
+
+class DeepseekV32ForCausalLM(LatentDecoder):
+    """DeepSeek V3.2 and GLM-5: an indexer chooses the `index_topk` tokens that a query attends to.
+
+    Where no context is longer it chooses all of them: then it is not computed, and layers keep latents alone.
+    `indexer_types` (or what it follows from) says in which layers of GLM there is none: these attend to the tokens that
+    the last one before them chose.
+    Sources: https://arxiv.org/abs/2512.02556, https://arxiv.org/abs/2602.15763, https://arxiv.org/abs/2603.12201.
+    """
+
+    IGNORED = (*LatentDecoder.IGNORED, r"layers\.\d+\.self_attn\.indexer\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> IndexedConfig:
+        kinds = c.values.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind not in ("indexed_attention", "full_attention") for kind in kinds):
+            raise c.error("layer_types", '"indexed_attention" alone')
+        is_glm = c.str("model_type") == "glm_moe_dsa"
+        config = IndexedConfig.common_latent(
+            c,
+            norm_eps=c.positive_float("rms_norm_eps", 1e-5 if is_glm else 1e-6),
+            windows=(),
+            mixture=corrected(c, groups=(1, 1) if is_glm else (8, 4), factor=2.5),
+            sparse=sparse_by_kind(c, 3),
+        )
+        index = _index_heads(c, config.rope, is_glm=is_glm) if c.chooses_tokens(c.served_len) else None
+        return replace(config, index=index, sources=_sources(c, config.num_layers) if is_glm else ())
+
+    def __init__(self, c: IndexedConfig, mesh: Mesh) -> None:
+        index = c.index
+        if index is None:
+            super().__init__(c, mesh)
+            return
+        first = mesh.layer_range(c.num_layers).start
+        if c.source_of(first) != first:
+            raise ConfigError(
+                f"pipeline_parallel_size: layer {first} attends to the tokens that layer {c.source_of(first)} chooses, "
+                "which another stage would have; use tensor_parallel_size"
+            )
+        GatedDecoder.__init__(self, c, mesh, attention=lambda layer: IndexedBlock(c, index, mesh, layer))
+
+
+GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
+
+
+def _index_heads(c: Checkpoint, rope: Rope | None, *, is_glm: bool) -> IndexHeads:
+    assert rope is not None
+    size = c.positive("index_head_dim", 128)
+    if size < rope.dim:
+        raise c.error("index_head_dim", f"at least qk_rope_head_dim, which is {rope.dim}")
+    c.positive("q_lora_rank")
+    count, num_chosen = c.positive("index_n_heads", 32 if is_glm else 64), c.positive("index_topk", 2048)
+    return IndexHeads(count, size, replace(rope, interleaved=is_glm), num_chosen)
+
+
+def _sources(c: Checkpoint, num_layers: int) -> tuple[int, ...]:
+    """Return for each layer which one chooses for it. Raises CheckpointError."""
+    kinds = ["full"] * num_layers
+    if c.values.get("indexer_types") is not None:
+        expected = f'"full" or "shared" for each of {num_layers} layers'
+        kinds = c.listed("indexer_types", num_layers, lambda each: each in ("full", "shared"), expected)
+    elif isinstance(pattern := c.values.get("index_topk_pattern"), str | list):
+        kinds = [{"F": "full", "S": "shared"}.get(str(each), str(each)) for each in pattern]
+        if len(kinds) != num_layers or not {"full", "shared"}.issuperset(kinds):
+            raise c.error("index_topk_pattern", f'"F" or "S" for each of {num_layers} layers')
+    elif c.values.get("index_topk_freq") is not None:
+        every, offset = c.positive("index_topk_freq"), c.count("index_skip_topk_offset", 2)
+        kinds = ["full" if max(layer - offset + 1, 0) % every == 0 else "shared" for layer in range(num_layers)]
+    if kinds[0] != "full":
+        raise c.error("indexer_types", '"full" for the first layer')
+    sources = [0]
+    for layer, kind in enumerate(kinds[1:], 1):
+        sources.append(layer if kind == "full" else sources[-1])
+    return tuple(sources)
