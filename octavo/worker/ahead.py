@@ -18,7 +18,7 @@ from octavo.ops.pages import Pages
 from octavo.platform import usable_memory
 
 if TYPE_CHECKING:
-    from octavo.config.schema import EngineConfig
+    from octavo.config.schema import DeviceConfig, EngineConfig, ModelConfig
 
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5, "int4-g128": 0.5}
 _PAGES_FROM_BYTES = 64 << 20
@@ -45,42 +45,55 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
     model, device = config.model, config.device
     if device.has_gpus and device.executor != "ray":  # which decides what the process sees
         open_ahead(config.place(rank))
-    tensor, pipeline = device.tensor_parallel_size, device.pipeline_parallel_size
-    num_ranks = tensor * pipeline
     if model.load_format == "dummy":
         return Ahead()
-    checkpoint = Checkpoint.of(model)
-    packed = None
+    checkpoint, packed = Checkpoint.of(model), None
     if model.packed_directory is not None and device.device != "cuda":
         packed = PackedFolder(
             Path(model.packed_directory),
             max_bytes=model.packed_cache_size,
-            threads=config.device.threads,
+            threads=device.threads,
             is_default=not model.user_set_packed_cache,
         )
-        reduce, experts = device.tensor_parallel_reduce, device.enable_expert_parallel
-        part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=reduce, whole_experts=experts)
-        wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype, "ranks": part}
-        stored = "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
-        if packed.read_ahead({**wanted, "method": model.quantization or stored}):
+        if packed.read_ahead(_packed_as(model, device, checkpoint, rank)):
             return Ahead(packed)
     if rank == 0:
         checkpoint.fetch_ahead()
     if device.has_gpus or device.device == "reference" or device.op_overrides:
         return Ahead(packed)  # other operators and devices keep their weights elsewhere
+    num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
+    return Ahead(packed, _pages(model, checkpoint, config.cache.gpu_memory_utilization / num_ranks, num_ranks))
+
+
+def _packed_as(model: ModelConfig, device: DeviceConfig, checkpoint: Checkpoint, rank: int) -> dict[str, str]:
+    """Return what is known ahead of the packed weights of a rank, by which they are found."""
+    part = part_name(
+        rank,
+        tensor=device.tensor_parallel_size,
+        pipeline=device.pipeline_parallel_size,
+        reduce=device.tensor_parallel_reduce,
+        whole_experts=device.enable_expert_parallel,
+    )
+    stored = "unquantized" if checkpoint.section(QUANTIZATION) is None else "stored"
+    path, method = str(checkpoint.path.resolve()), model.quantization or stored
+    return {"checkpoint": path, "dtype": model.dtype, "ranks": part, "method": method}
+
+
+def _pages(model: ModelConfig, checkpoint: Checkpoint, share: float, num_ranks: int) -> Pages | None:
+    """Return memory for the packed weights of a rank; None where they are small, or fill half of its share of what is
+    available."""
     tensors = checkpoint.tensors.values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
     num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
     is_plain = checkpoint.gguf is not None and checkpoint.gguf.is_plain
     if not (checkpoint.section(QUANTIZATION) is None or model.quantization or is_plain):
         num_bytes = checkpoint.weights_bytes() // num_ranks
-    most_bytes = usable_memory().available * config.cache.gpu_memory_utilization / (2 * num_ranks)
-    if not _PAGES_FROM_BYTES <= num_bytes <= most_bytes:
-        return Ahead(packed)
+    if not _PAGES_FROM_BYTES <= num_bytes <= usable_memory().available * share / 2:
+        return None
     pages = Pages(num_bytes)
     # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed
     pages.populate(max(0, num_bytes - max(tensor.nbytes for tensor in tensors)))
-    return Ahead(packed, pages)
+    return pages
 
 
 def collect_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -68,15 +69,7 @@ class DraftModel:
             model_class=model_class,
         )
         self.shape = self._opened.shape
-        for name, groups in (("draft model", self.shape.cache_groups), ("model", target.shape.cache_groups)):
-            refused = Encoded if name == "model" else Encoded | State
-            kept = next((each.keeps for each in groups if isinstance(each.keeps, refused)), None)
-            if kept is not None:
-                raise ConfigError(
-                    f"speculative_config: the {name} keeps {kept.render()}, and a draft model keeps keys and values of "
-                    "tokens alone, beside models without an encoder's output; take another one, or leave "
-                    "speculative_config out"
-                )
+        _check_kept(self.shape.cache_groups, target.shape.cache_groups)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(
             msgspec.structs.replace(each, layers=tuple(target.shape.num_layers + layer for layer in each.layers))
             for each in self.shape.cache_groups
@@ -194,6 +187,18 @@ class DraftModel:
             state = None if self._mask_state is None else self._mask_state.to(device.torch_device)
             return ParallelDrafter(model, parts, self._mask_token, state)
         return Drafter(model, parts, is_head=is_head)
+
+
+def _check_kept(own: Iterable[CacheGroup], of_target: Iterable[CacheGroup]) -> None:
+    """Raise ConfigError where the draft model or the model keeps what rows with guesses cannot go back in."""
+    for name, groups, refused in (("draft model", own, Encoded | State), ("model", of_target, Encoded)):
+        kept = next((each.keeps for each in groups if isinstance(each.keeps, refused)), None)
+        if kept is not None:
+            raise ConfigError(
+                f"speculative_config: the {name} keeps {kept.render()}, and a draft model keeps keys and values of "
+                "tokens alone, beside models without an encoder's output; take another one, or leave "
+                "speculative_config out"
+            )
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:
