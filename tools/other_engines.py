@@ -69,8 +69,8 @@ read from prompts as the examples write them.
 | `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
 | `KVEventsConfig` | `GET /kv/events` | a stream of events |
 
-Not there: transfer of weights over NCCL, the WebSocket `/v1/realtime`, `/inference/v1/generate`, vectors as parts of
-messages, late chunking, profiling, sharded checkpoints, replay of traces, and logits processors that programs bring.
+Not there: transfer of weights over NCCL, the WebSocket `/v1/realtime`, `/inference/v1/generate`, late chunking,
+profiling, sharded checkpoints, replay of traces, and logits processors that programs bring.
 """
 
 _LLAMA_CPP = """\

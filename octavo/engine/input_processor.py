@@ -26,8 +26,8 @@ from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.vector_input import FOR_VECTORS, VectorInput, pair_of
 from octavo.errors import ContextTooLong, InvalidRequest
-from octavo.multimodal.parts import without_media
 from octavo.multimodal.reader import MediaReader, placeholders
+from octavo.multimodal.vector_parts import prompt_of
 
 PrefixLike = PromptLike | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""
@@ -115,16 +115,18 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        messages, media = without_media(messages, self.media.urls, self.media.check)
+        messages, media, vectors = self.media.parted(messages)
         values = {**self._model.default_chat_template_kwargs, **(options.chat_template_kwargs or {})}
         given = (messages, values, options.tools)
         spellings = self.tokenizer.spellings_with(self.media.words if media else ())
         hidden = given if options.allow_special_tokens_in_content else spellings.hide(given, "messages")
         options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
-        markers = self.media.markers if media else {}
-        stand_ins = {kind: self.tokenizer.token_text(token) for kind, token in markers.items() if kind in media}
+        stand_ins = {kind: self.tokenizer.token_text(one) for kind, one in self.media.markers.items() if kind in media}
         text = template.render(hidden[0], options, limits, stand_ins)
         text, cuts = (text, ()) if hidden is given else spellings.show(text)
+        if vectors:
+            self.check_text_length(text, "messages")
+            return prompt_of(text, cuts, vectors, self.tokenizer.encode)
         return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, multi_modal_data=media or None)
 
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:

@@ -29,7 +29,9 @@ from octavo.core.prompt_embeds import FIELD
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, MissingLibrary, one_line
 from octavo.multimodal.media_urls import MediaUrls
+from octavo.multimodal.parts import without_media
 from octavo.multimodal.placeholders import no_text
+from octavo.multimodal.vector_parts import without_vectors
 
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
@@ -173,6 +175,20 @@ class MediaReader:
                 found[kind] = LoRARequest(f"own-{kind}-adapter", 1, str(own.path))
         return found
 
+    def parted(self, messages: Any) -> tuple[Any, dict[str, list[Any]], list[MediaInput]]:
+        """Return messages as templates see them, with the images and sounds by kind, or the vectors, that they bring.
+
+        Raises InvalidRequest for what the model does not take.
+        """
+        messages, vectors = without_vectors(messages)
+        messages, media = without_media(messages, self.urls, self.check)
+        if vectors:
+            self._check_widths(vectors)
+            for is_there, what in ((media, ", ".join(media)), (self._reads_whole, "a model that sees prompts whole")):
+                if is_there:
+                    raise InvalidRequest(f"messages with {FIELD} do not go with {what}; send text", field="messages")
+        return messages, media, vectors
+
     def check(self, kind: str, field: str) -> None:
         """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""
         if kind not in self._kinds:
@@ -278,7 +294,7 @@ class MediaReader:
         """Return the same, before it is known whether a step has room for it."""
         given = prompt.multi_modal_data or {}
         if any(each.kind == "embeds" for each in prompt.media):
-            is_whole = getattr(self._written, "has_whole_prompts", False)
+            is_whole = self._reads_whole
             return token_ids, tuple(msgspec.structs.replace(each, is_whole=is_whole) for each in prompt.media)
         if self._written is None or not given.keys() <= self._written.kinds:
             return token_ids, self.inputs(prompt)
@@ -310,24 +326,34 @@ class MediaReader:
 
     def check_embeds(self, media: Sequence[MediaInput], params: SamplingParams) -> None:
         """Raise InvalidRequest where a prompt is given as vectors and cannot be."""
-        given, width = next((each for each in media if each.kind == "embeds"), None), self._model.embedding_size
-        if given is None:
+        given = [each for each in media if each.kind == "embeds"]
+        if not given:
             return
+        self._check_widths(given)
+        for name, unset in (("prompt_logprobs", None), ("repetition_penalty", 1.0), ("truncate_prompt_tokens", None)):
+            if getattr(params, name) != unset:
+                raise InvalidRequest(
+                    f"{name} is about the tokens of a prompt, and {FIELD} has none; leave one of them out", field=name
+                )
+
+    @property
+    def _reads_whole(self) -> bool:
+        return getattr(self._written, "has_whole_prompts", False)
+
+    def _check_widths(self, vectors: Sequence[MediaInput]) -> None:
+        width = self._model.embedding_size
         if width is None:
             raise InvalidRequest(
                 f"{FIELD} is given, and this engine takes none; start it with enable_prompt_embeds",
                 field=FIELD,
                 code="unsupported_parameter",
             )
-        own = given.arrays[FIELD].shape[1]
-        if own != width:
-            raise InvalidRequest(
-                f"{FIELD} has {own} numbers for each token, expected {width}, the width of the embeddings", field=FIELD
-            )
-        for name, unset in (("prompt_logprobs", None), ("repetition_penalty", 1.0), ("truncate_prompt_tokens", None)):
-            if getattr(params, name) != unset:
+        for each in vectors:
+            own = each.arrays[FIELD].shape[1]
+            if own != width:
                 raise InvalidRequest(
-                    f"{name} is about the tokens of a prompt, and {FIELD} has none; leave one of them out", field=name
+                    f"{FIELD} has {own} numbers for each token, expected {width}, the width of the embeddings",
+                    field=FIELD,
                 )
 
     def _sound(self, value: object) -> MediaInput:

@@ -146,7 +146,7 @@ class Preparer:
     ) -> TokenizeResponse | TokenCount | InputTokens:
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
-        tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+        tokens = prompt.token_ids or tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
         media: Sequence[MediaInput] = ()
         if prompt.multi_modal_data:
             tokens, media = self.tools.media.read(prompt, tokens)

@@ -129,8 +129,70 @@ def test_without_the_argument_none_are_taken(path: Path) -> None:
         assert error.message.endswith("start it with enable_prompt_embeds")
 
 
+def chat(*parts: Any) -> list[Any]:
+    return [{"role": "system", "content": "a"}, {"role": "user", "content": list(parts)}]
+
+
+def given_as(data: Any) -> dict[str, Any]:
+    return {"type": "prompt_embeds", "data": data}
+
+
+def text(written: str) -> dict[str, Any]:
+    return {"type": "text", "text": written}
+
+
+@pytest.mark.parametrize("before", ["say", "<s>[user] </s>"])
+def test_vectors_in_messages_give_the_bits_of_their_text(path: Path, before: str) -> None:
+    words = [vectors(path, [*word.encode()]) for word in ("hello", "you")]
+    mixed = chat(text(before), given_as(words[0]), text("to"), given_as(words[1].numpy()))
+    with opened(path) as llm:
+        plain = chat(*map(text, (before, "hello", "to", "you")))
+        expected = llm.chat(plain, PARAMS, use_tqdm=False)
+        found = llm.chat(mixed, PARAMS, use_tqdm=False)
+        assert results(found) == results(expected)
+        assert len(found[0].prompt_token_ids) == len(expected[0].prompt_token_ids)
+        again = llm.chat(mixed, PARAMS, use_tqdm=False)
+        assert results(again) == results(expected)
+        assert again[0].num_cached_tokens > 0
+        only = chat(given_as(words[0]))
+        assert results(llm.chat(only, PARAMS, use_tqdm=False)) == results(
+            llm.chat(chat(text("hello")), PARAMS, use_tqdm=False)
+        )
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "said"),
+    [
+        ([given_as(torch.zeros(3, 8))], {}, "prompt_embeds has 8 numbers for each token, expected 64"),
+        ([given_as("abc")], {}, "messages[1].content[0].data is no file of numpy in Base64"),
+        ([given_as(None)], {}, "messages[1].content[0].data is NoneType, expected floating-point"),
+        (
+            [given_as(torch.zeros(3, 64)), text("\U0010fffc")],
+            {},
+            "has 2 places for them; leave out what it does not read, and the character U+10FFFC",
+        ),
+        (
+            *([given_as(torch.zeros(3, 64))], {"chat_template": "{{ messages[0].content }}"}),
+            "the messages have 1 parts with vectors, and the text that the chat template writes has 0 places",
+        ),
+    ],
+)
+def test_vectors_in_messages_that_cannot_be_are_refused(path: Path, parts: Any, options: Any, said: str) -> None:
+    with opened(path) as llm:
+        error = llm.chat(chat(*parts), PARAMS, use_tqdm=False, **options)[0].error
+    assert error is not None
+    assert said in error.message
+
+
+def test_vectors_in_messages_need_the_argument(path: Path) -> None:
+    with LLM(str(path), dtype="float32", max_model_len=96) as llm:
+        error = llm.chat(chat(given_as(torch.zeros(3, 64))), PARAMS, use_tqdm=False)[0].error
+    assert error is not None
+    assert error.message.endswith("start it with enable_prompt_embeds")
+
+
 @pytest.mark.slow
-def test_completions_take_files_of_numpy(path: Path) -> None:
+def test_completions_and_chats_take_files_of_numpy(path: Path) -> None:
     settings = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8, "return_token_ids": True}
 
     def encoded(token_ids: list[int]) -> str:
@@ -142,11 +204,20 @@ def test_completions_take_files_of_numpy(path: Path) -> None:
     try:
         expected = ask(server.url, "/v1/completions", {"prompt": PROMPTS, **settings}).json
         answer = ask(server.url, "/v1/completions", {"prompt_embeds": [*map(encoded, PROMPTS)], **settings}).json
+        told = ask(server.url, "/v1/chat/completions", {"messages": chat(text("hello")), **settings}).json
+        parts = chat(given_as(encoded([*b"hello"])))
+        said = ask(server.url, "/v1/chat/completions", {"messages": parts, **settings}).json
+        counted = ask(server.url, "/tokenize", {"messages": parts}).json
+        wrong = ask(server.url, "/v1/chat/completions", {"messages": chat(given_as("abc")), **settings})
         too_long = ask(server.url, "/v1/completions", {"prompt_embeds": encoded([1] * 96), **settings})
     finally:
         assert server.stop() == 0
     assert [each["token_ids"] for each in answer["choices"]] == [each["token_ids"] for each in expected["choices"]]
     assert answer["usage"]["prompt_tokens"] == sum(map(len, PROMPTS))
+    assert said["choices"] == told["choices"]
+    assert said["usage"]["total_tokens"] == told["usage"]["total_tokens"]
+    assert counted["count"] == said["usage"]["prompt_tokens"]
+    assert (wrong.status, wrong.error["param"]) == (400, "messages[1].content[0].data")
     assert (too_long.status, too_long.error["param"]) == (400, "prompt_embeds")
 
 

@@ -205,3 +205,13 @@ def test_the_engine_gets_what_the_client_sent_to_the_router(server: Served, case
 def test_every_added_field_is_in_a_recorded_request() -> None:
     assert {name for case in RECORDED for name in case["forwarded"] if name in ADDED} == {*ADDED}
     assert {*refused_fields(ChatCompletionRequest), *ChatCompletionRequest.__struct_fields__} >= {*ADDED}
+
+
+def test_an_answer_repeats_the_text_alone_of_a_turn_with_images() -> None:
+    parts = [
+        {"type": "text", "text": "I am"},
+        {"type": "image_url", "image_url": "data:"},
+        {"type": "text", "text": "."},
+    ]
+    body = {"messages": [{"role": "assistant", "content": parts}], "echo": True}
+    assert decode(json.dumps(body).encode(), ChatCompletionRequest).echoed_text == "I am\n."

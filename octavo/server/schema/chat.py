@@ -95,7 +95,18 @@ class AudioPart(Struct, tag_field="type", tag="input_audio", forbid_unknown_fiel
         return {"type": "input_audio", "input_audio": {"data": self.input_audio.data}}
 
 
-_READ_PARTS = (ImagePart, VideoPart, AudioPart)
+class EmbedsPart(Struct, tag_field="type", tag="prompt_embeds", forbid_unknown_fields=True):
+    """Vectors in place of tokens, [tokens, width]: a file of numpy (.npy) in Base64."""
+
+    data: str
+    text: ClassVar[str] = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part in the one form that is read."""
+        return {"type": "prompt_embeds", "data": self.data}
+
+
+_READ_PARTS = (ImagePart, VideoPart, AudioPart, EmbedsPart)
 
 
 class _UnreadPart(Struct, tag_field="type"):
@@ -110,7 +121,7 @@ class FilePart(_UnreadPart, tag="file"):
     """A file, which is not read."""
 
 
-ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | AudioUrlPart | FilePart
+ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | EmbedsPart | AudioUrlPart | FilePart
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -164,7 +175,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_images(self) -> bool:
-        """Whether some part of it is an image, a video or a sound."""
+        """Whether some part of it is an image, a video, a sound or vectors."""
         return isinstance(self.content, list) and any(isinstance(part, _READ_PARTS) for part in self.content)
 
     def _content(self, field: str) -> str | list[dict[str, Any]]:
@@ -181,7 +192,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
             if isinstance(part, _UnreadPart):
                 kind = part.__struct_config__.tag
                 raise InvalidRequest(
-                    f"{field}[{index}] is of type {kind}; text, image_url, video_url and input_audio are read",
+                    f"{field}[{index}] is of type {kind}; text, image_url, video_url, input_audio and prompt_embeds "
+                    "are read",
                     field=f"{field}[{index}]",
                     code="unsupported_content_type",
                 )
@@ -300,8 +312,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         last = self.messages[-1]
         if not self.echo or last.role != "assistant" or last.content is None:
             return ""
-        content: str = last.as_dict(f"messages[{len(self.messages) - 1}]")["content"]
-        return content
+        content = last.content
+        return content if isinstance(content, str) else "\n".join(part.text for part in content if part.text)
 
     @property
     def token_limit(self) -> int | None:
