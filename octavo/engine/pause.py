@@ -43,7 +43,7 @@ class Pause:
 
     def is_complete(self) -> bool:
         """Return whether nothing runs any more, all outputs were sent, and what was to be forgotten is: transfers of
-        blocks that are under way end first. True also when no pause is on."""
+        blocks end first. True also when no pause is on."""
         core = self._core
         if not self.is_on:
             return True
@@ -52,8 +52,10 @@ class Pause:
                 return False
             core.scheduler.hold("all")  # also those that come again from a core that has died
         core.finish_steps()
-        if self._clears_cache and not core.reset_prefix_cache(preempts=True):
-            return False
+        if self._clears_cache:
+            core.scheduler.end_transfers()  # one may wait for a prompt that no paused core computes
+            if not core.reset_prefix_cache(preempts=True):
+                return False
         self._clears_cache = False
         return not core.has_news
 

@@ -44,7 +44,12 @@ class BlockSource:
         what is in them. They are kept until the fetch has ended, also when the request ends before."""
 
     def end_reads(self) -> None:
-        """End what others read of the local pools: they hold what a request needs beside which nothing runs."""
+        """End what others read of the local pools: they hold what a request needs beside which nothing runs, or what a
+        pause forgets."""
+
+    def end_fetches(self) -> None:
+        """End fetches whose blocks another engine may not have yet, as if they had failed: a paused one computes
+        nothing."""
 
     @property
     def is_saving(self) -> bool:

@@ -212,6 +212,8 @@ class PeerServer(PrefixSource):
         for transfer in list(self._transfers.values()):
             transfer.link.send(TransferGone(transfer.name))
             self._end(transfer)
+        if self._ends:
+            self._wake()
 
     def commands(self, *, has_rows: bool) -> RankCommands:
         sends: list[SendBlocks] = []

@@ -235,6 +235,10 @@ class PeerSource(PrefixSource):
             self._failed.append((transfer.fetch.fetch_id, because))
             self._wake()
 
+    def end_fetches(self) -> None:
+        for transfer in [each for each in self._fetches.values() if not each.error]:
+            self._fail(transfer, "a pause forgets what is cached")
+
     def fetched(self, note: Fetched) -> str:
         transfer, error = self._fetches.pop(note.fetch_id), note.error
         self._transfers.pop(transfer.request_id, None)

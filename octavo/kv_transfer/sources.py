@@ -129,6 +129,10 @@ class Sources(Connector):
         for source in self._sources:
             source.end_reads()
 
+    def end_fetches(self) -> None:
+        for source in self._sources:
+            source.end_fetches()
+
     def close(self) -> None:
         for source in self._sources:
             source.close()

@@ -79,6 +79,12 @@ class Fetching:
         for fetch in fetches:
             self._connector.fetch(fetch)
 
+    def end_transfers(self) -> None:
+        """End what other engines read of the local pools and what is fetched from them; the requests that wait for it
+        compute it. Blocks are free when the ranks have ended it, which later steps find."""
+        self._connector.end_reads()
+        self._connector.end_fetches()
+
     def collect(self, now: float) -> None:
         """Move requests whose fetch has succeeded to the running ones, and queue those whose fetch failed."""
         for fetch_id in self._ended:

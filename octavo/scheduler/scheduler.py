@@ -232,6 +232,11 @@ class Scheduler:
             self._preempt_all("the prefix cache is forgotten")
         return self.block_manager.reset_prefix_cache()
 
+    def end_transfers(self) -> None:
+        """Let blocks that move between engines be free soon, as `Fetching.end_transfers` does."""
+        if self._fetching is not None:
+            self._fetching.end_transfers()
+
     def _preempt_all(self, because: str) -> None:
         for group in list(self.running):
             self._preemption.preempt(group, because=because)

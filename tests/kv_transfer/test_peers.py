@@ -450,3 +450,30 @@ def test_an_engine_without_the_secret_is_refused(pair: Pair, caplog: pytest.LogC
     assert decode.collected.token_ids == run_alone(request).token_ids
     assert "does not know the secret" in caplog.text
     decode.close()
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+@pytest.mark.parametrize(("num_seqs", "num_steps"), [(1, 2), (8, 2), (1, 7)])
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_a_pause_ends_transfers_whose_prompts_it_holds_back(
+    mode: str, num_seqs: int, num_steps: int, first: str
+) -> None:
+    pair = Pair(max_num_batched_tokens=8)
+    pair.decode = Engine(pair.ranks, max_num_seqs=num_seqs, **pair.options)
+    requests = [make_request(name, [ord(name), *range(40)], max_tokens=6) for name in "abc"]
+    for request in requests:
+        pair.begin(request, num_steps=num_steps)
+        pair.decode.step()
+    cores = {"prefill": pair.prefill, "decode": pair.decode}
+    engines = [cores.pop(first), *cores.values()]
+    for engine in engines:
+        engine.core.call("pause", mode, True)
+        engine.step()
+    step_until(lambda: all(engine.core.call("pause_is_complete") for engine in engines), *engines)
+    assert [engine.num_held for engine in engines] == [0, 0]
+    for engine in engines:
+        engine.core.call("resume")
+    finish(*engines)
+    for request in requests:
+        check(pair, request)
+    pair.close()

@@ -1,4 +1,4 @@
-"""Random requests over engines that hand prompts over, with small pools, forks, preemption, aborts, resets and pins.
+"""Random requests over engines that hand prompts over: small pools, forks, preemption, aborts, resets, pins, pauses.
 
 Whatever happens, each request that ends has the tokens and log-probabilities of its lonely run, and no block is lost.
 """
@@ -15,7 +15,7 @@ import pytest
 from octavo.core.messages import EngineCoreRequest
 from tests.fakes.engine import make_request, run_alone
 from tests.fakes.executor import STATE
-from tests.fakes.linked_engines import Engine, LinkedExecutor, finish
+from tests.fakes.linked_engines import Engine, LinkedExecutor, finish, step_until
 from tests.fakes.listener import Mirror
 
 KINDS: list[dict[str, Any]] = [
@@ -83,7 +83,7 @@ class Chaos:
         source, engine = self.source, self.source.choice(self.engines)
         request = source.choice(list(self.requests.values()))
         manager = engine.core.scheduler.block_manager
-        match source.choice(["abort", "abort here", "reset", "pin", "unpin", "clear"]):
+        match source.choice(["abort", "abort here", "reset", "pin", "unpin", "clear", "pause"]):
             case "abort":
                 self.decode.core.abort_requests([request.request_id])
                 self.aborted.add(request.request_id)
@@ -97,6 +97,10 @@ class Chaos:
                 engine.core.call("unpin_prefix", request.prompt_token_ids, request.cache_salt)
             case "clear":
                 manager.pins.clear()
+            case "pause":
+                engine.core.call("pause", "keep", source.choice([True, True, False]))
+                step_until(lambda: engine.core.call("pause_is_complete"), engine)
+                engine.core.call("resume")
 
     def step(self) -> None:
         self.source.choice(self.engines).step()
