@@ -172,6 +172,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
             raise InvalidRequest(f"{name} is not a sampling parameter{remark(name, _FIELDS)}", field=name)
         super().__setattr__(name, _checked(name, value, *_FIELDS[name]))
 
+    def __delattr__(self, name: str) -> None:
+        default = f"; set it to its default, {_DEFAULTS[name]!r}" if name in _FIELDS else ""
+        raise InvalidRequest(f"{name} cannot be deleted from sampling parameters{default}", field=name)
+
     @classmethod
     def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
         """Return `explicit` values over the `defaults` of a checkpoint or a command.

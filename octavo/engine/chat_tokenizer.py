@@ -3,12 +3,14 @@ transformers' tokenizers."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import ChatOptions, Message
 from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
 
 
 class ChatTokenizer:
@@ -44,13 +46,19 @@ class ChatTokenizer:
         """Return the token ids of a text. Raises InvalidRequest for text that no UTF-8 stands for."""
         return self._tokenizer.encode(text, add_special_tokens)
 
-    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids, or of one."""
-        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else token_ids, skip_special_tokens)
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Return the text of token ids, or of one; of several sequences of token ids, a list of texts.
 
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        """Return the text of each sequence of token ids."""
-        return [self.decode(each, skip_special_tokens) for each in sequences]
+        token_ids: integers or sequences of them, also of numpy or torch. Raises TypeError for anything else.
+        """
+        given = _as_integers(token_ids)
+        if isinstance(given, list) and given and isinstance(given[0], list):
+            return [self.decode(each, skip_special_tokens) for each in given]
+        return self._tokenizer.decode([given] if isinstance(given, int) else given, skip_special_tokens)
+
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
+        """Return the text of each sequence of token ids, given as in `decode`."""
+        return [self.decode(each, skip_special_tokens) for each in _as_integers(sequences)]
 
     def token_id(self, token: str | None) -> int | None:
         """Return the id of one token given by its text in the vocabulary, None when it has none."""
@@ -63,9 +71,13 @@ class ChatTokenizer:
         found = self.token_id(tokens)
         return self.unk_token_id if found is None else found
 
-    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """Return the text in the vocabulary of a token id, or of each of several; None for ids without a token."""
-        return self._tokenizer.word(ids) if isinstance(ids, int) else [self._tokenizer.word(each) for each in ids]
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        """Return the text in the vocabulary of a token id, or of each of several; None for ids without a token.
+
+        ids: an integer or a sequence of them, also of numpy or torch.
+        """
+        given = _as_integers(ids)
+        return self._tokenizer.word(given) if isinstance(given, int) else [self._tokenizer.word(each) for each in given]
 
     def apply_chat_template(
         self,
@@ -96,9 +108,20 @@ class ChatTokenizer:
         is_single = not conversation or isinstance(conversation[0], Mapping)
         conversations: Any = [conversation] if is_single else conversation
         made: list[Any] = [self._render(each, options) for each in conversations]
+        if any(each.text is None for each in made):
+            raise InvalidRequest("messages with vectors have no text; give them to LLM.chat", field="messages")
         if tokenize:
             made = [self._tokenizer.encode(each.text, each.add_special_tokens, each.cuts) for each in made]
         else:
             made = [each.text for each in made]
         found = made[0] if is_single else made
         return {"input_ids": found} if tokenize and return_dict else found
+
+
+def _as_integers(value: Any) -> Any:
+    """Return integers, and lists of them, in place of those of numpy and torch. Raises TypeError for anything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_as_integers(each) for each in value]
+    return operator.index(value)

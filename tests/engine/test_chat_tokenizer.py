@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
 
 from octavo.builtin import model_directory
@@ -52,6 +54,24 @@ def test_texts_and_ids_are_those_of_transformers(ours: ChatTokenizer, theirs: An
     assert ours.convert_tokens_to_ids("<|im_end|>") == ours.eos_token_id == theirs.eos_token_id
     assert ours.convert_tokens_to_ids("no such token") is None
     assert len(ours) == ours.vocab_size == len(theirs)
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda ids: [*map(torch.tensor, ids)]])
+def test_integers_of_any_library_are_decoded_as_by_transformers(ours: ChatTokenizer, theirs: Any, make: Any) -> None:
+    ids = ours.encode(TEXT)
+    given = make(ids)
+    assert ours.decode(given) == theirs.decode(given) == TEXT
+    assert ours.decode(given[0]) == theirs.decode(given[0])
+    assert ours.decode(make([ids, ids])) == theirs.decode(np.array([ids, ids])) == [TEXT, TEXT]
+    assert ours.batch_decode(make([ids, ids])) == [TEXT, TEXT]
+    assert ours.convert_ids_to_tokens(given) == theirs.convert_ids_to_tokens(ids)
+    assert ours.convert_ids_to_tokens(given[0]) == theirs.convert_ids_to_tokens(ids[0])
+
+
+@pytest.mark.parametrize("given", [1.5, [1.5], "a", np.array([1.5]), None, [None]])
+def test_what_are_no_integers_is_not_decoded(ours: ChatTokenizer, given: Any) -> None:
+    with pytest.raises(TypeError):
+        ours.decode(given)
 
 
 def test_special_tokens_are_those_of_transformers(ours: ChatTokenizer, theirs: Any) -> None:
