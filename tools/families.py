@@ -17,7 +17,7 @@ from octavo.config.images import READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.sounds import READ_SOUND
-from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, State
+from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
@@ -54,7 +54,7 @@ _LIKE = {
     "jina_bert": ("bert", "JinaBertModel"),
 }
 """Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
-_KINDS = ("full", "window", "latent", "chosen", "state", "cross")
+_KINDS = ("full", "window", "latent", "chosen", "compressed", "state", "cross")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
 # Models
@@ -63,10 +63,11 @@ _PAGE = """\
 `config.json`. Reads: what prompts may bring ([images and video](../recipes/images.md), [sound](../recipes/sound.md)).
 LLaVA, InternVL and the like may have any text model of the table; here it is the most common one. Caches: what layers
 keep of a sequence, the keys and values of all tokens (full) or of those in a window, those of all tokens of which
-queries choose some (chosen), latents, recurrent states, or the keys and values of an encoder's output (cross); families
-without caches (none) make vectors and scores of whole prompts ([vectors](../recipes/vectors.md)), which the others can
-do, too. Quantization is made while loading, by `--quantization`. Parallel: by `--tensor-parallel-size`, by
-`--pipeline-parallel-size`, and with experts by `--enable-expert-parallel` beside the first.
+queries choose some (chosen), latents, vectors of several tokens each (compressed), recurrent states, or the keys and
+values of an encoder's output (cross); families without caches (none) make vectors and scores of whole prompts
+([vectors](../recipes/vectors.md)), which the others can do, too. Quantization is made while loading, by
+`--quantization`. Parallel: by `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by
+`--enable-expert-parallel` beside the first.
 
 | family | reads | caches | quantization | parallel | architectures |
 |---|---|---|---|---|---|
@@ -183,6 +184,8 @@ def _kind(group: CacheGroup) -> str:
             return "latent"
         case Indexed() | IndexedLatent():
             return "chosen"
+        case Spaced():
+            return "compressed" if group.window is None else "window"
         case State():
             return "state"
         case Encoded():

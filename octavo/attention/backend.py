@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, Kept, KeysAndValues, Latent, State
+from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, Kept, KeysAndValues, Latent, Spaced, State
 from octavo.ops.rotary import Rotation
 
 
@@ -119,8 +119,8 @@ class RotatingBackend(Protocol):
 def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:
     """Return the layout of the cache of a layer that keeps this on a rank.
 
-    States are float32 in any backend. Chosen keys are read by an operator, not by the backend: they lie token by token,
-    and in bfloat16 where the backend quantises.
+    States are float32 in any backend. Chosen keys and spaced vectors are read by operators, not by the backend: they
+    lie one after the other, and in bfloat16 where the backend quantises.
     """
     match keeps:
         case KeysAndValues(kv_heads, head_dim) | Encoded(kv_heads, head_dim):
@@ -129,8 +129,12 @@ def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_
             shape = backend.cache_shape(num_blocks, block_size, 1, size, value_size)
             return CacheLayout(shape, backend.element_type)
         case Indexed() | IndexedLatent():
-            is_plain = backend.element_type.is_floating_point
-            dtype = backend.element_type if is_plain else torch.bfloat16
-            return CacheLayout((1, num_blocks, block_size * keeps.num_values), dtype)
+            return CacheLayout((1, num_blocks, block_size * keeps.num_values), _plain_type(backend))
+        case Spaced():
+            return CacheLayout((1, num_blocks, keeps.per_block(block_size) * keeps.size), _plain_type(backend))
         case State(num_values):
             return CacheLayout((1, num_blocks, num_values), torch.float32)
+
+
+def _plain_type(backend: AttentionBackend) -> torch.dtype:
+    return backend.element_type if backend.element_type.is_floating_point else torch.bfloat16

@@ -175,7 +175,7 @@ class Checkpoint(Section):
 
         Only some families compute that part here; in others no context is longer.
         """
-        if self.values.get("model_type") in _CHOOSING:
+        if self.values.get("model_type") in (*_CHOOSING, "deepseek_v4"):  # where index_topk counts compressed tokens
             return None
         return next((name for name in _SEEN_TOKENS if self.values.get(name) is not None), None)
 

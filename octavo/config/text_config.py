@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from octavo.config.released_deepseek import deepseek_v4_layout
 from octavo.config.released_minimax import minimax_layout
 from octavo.config.released_step import step_layout
 from octavo.config.section import Section
@@ -237,6 +238,7 @@ def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] = {
+    "deepseek_v4": deepseek_v4_layout,
     "gemma3_text": _gemma3_rope,
     "gemma3n_text": _gemma3_rope,
     "mimo_v2_flash": _mimo_layers,

@@ -77,6 +77,29 @@ class IndexedLatent(msgspec.Struct, frozen=True, tag=True):
         return f"a latent of {self.size}{key} per token"
 
 
+class Spaced(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps one vector of `size` elements for every `stride` tokens: at the last of them.
+
+    It is the same on all ranks that share a layer.
+    """
+
+    size: int
+    stride: int = 1
+
+    @property
+    def num_values(self) -> int:
+        """Elements of a vector."""
+        return self.size
+
+    def per_block(self, block_size: int) -> int:
+        """Return the room for vectors in a block of so many tokens."""
+        return num_blocks_for(block_size, self.stride)
+
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"a vector of {self.size:,} " + ("per token" if self.stride == 1 else f"for every {self.stride} tokens")
+
+
 class State(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps `num_values` float32 per block: its state after the last computed token of the block."""
 
@@ -111,7 +134,7 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
         return f"keys and values of {self.kv_heads} x {self.head_dim} for {count} vectors of the encoder"
 
 
-Kept = KeysAndValues | Latent | Indexed | IndexedLatent | State | Encoded
+Kept = KeysAndValues | Latent | Indexed | IndexedLatent | Spaced | State | Encoded
 """What a layer keeps of a sequence."""
 
 

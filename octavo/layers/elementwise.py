@@ -119,6 +119,14 @@ def limited_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
     return product
 
 
+def capped_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
+    """Return `silu(min(gate, limit)) · up`, up within the limit on either side; x is as of `limited_swiglu`."""
+    gate, up = x.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    product: Tensor = ops.multiplied(ops.gated_by_sigmoid(gate, gate), ops.clamped(up, limit))
+    return product
+
+
 def addition() -> Elementwise:
     """Make `x + y`, for places where no norm follows that it could be fused with."""
     return Elementwise("add")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.elementwise import OPERATOR_OF, limited_swiglu
+from octavo.layers.elementwise import OPERATOR_OF, capped_swiglu, limited_swiglu
 from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.ops.codes import NotFinite
@@ -30,8 +30,11 @@ _GATED: Final[Mapping[str, str | None]] = {
     "gelu_pytorch_tanh": "gelu_tanh_and_mul",
     "clamped_swiglu": "clamped_swiglu",
     "limited_swiglu": "limited_swiglu",
+    "capped_swiglu": "capped_swiglu",
 }
 """Operators of gate beside up, by names of activations; that of silu is a part of the product."""
+_OF_OPERATORS: Final = {"limited_swiglu": limited_swiglu, "capped_swiglu": capped_swiglu}
+"""Those that are made of several operators."""
 
 
 class WeightedInputs(Layer):
@@ -96,8 +99,8 @@ class StoredExperts:
 class Experts(Layer):
     """down(act(gate(x)) · up(x)) of every expert that a token takes, and their weighted sum.
 
-    `activation` is silu, gelu_pytorch_tanh, or clamped_swiglu or limited_swiglu with its `numbers`; without a gate, a
-    key of `OPERATOR_OF`.
+    `activation` is silu, gelu_pytorch_tanh, or clamped_swiglu, limited_swiglu or capped_swiglu with its `numbers`;
+    without a gate, a key of `OPERATOR_OF`.
     """
 
     def __init__(
@@ -137,8 +140,8 @@ class Experts(Layer):
     def forward(self, x: Tensor, routing: Routing, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """x, shared [tokens, inputs] → [tokens, inputs]; see `expert_sum`."""
         hidden = self._first(x, routing, of_tokens=True)
-        if self._activation == "limited_swiglu":
-            hidden = limited_swiglu(self.ops, hidden, *self._numbers)
+        if self._activation in _OF_OPERATORS:
+            hidden = _OF_OPERATORS[self._activation](self.ops, hidden, *self._numbers)
         elif self._activation is not None:
             hidden = getattr(self.ops, self._activation)(hidden, *self._numbers)
         mesh = self._mesh

@@ -34,6 +34,26 @@ class Rotary(Layer):
                 each[..., half : self.rope.dim] = other[..., half : self.rope.dim]
         return turned
 
+    def at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [vectors, heads, dim] to these positions, int64 [vectors]."""
+        return self._turned(x, positions, self._table)
+
+    def back(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Rotate x [tokens, heads, dim] by the positions of tokens in the other direction."""
+        step, half, device = batch.attention[0], self.rope.dim // 2, x.device
+
+        def tables() -> tuple[Tensor, Tensor]:
+            table = self._table[batch.positions]
+            places = torch.arange(len(table), device=device)
+            return places, torch.cat((table[:, :half], -table[:, half:]), 1)
+
+        return self._turned(x, *step.once((self.rope, "back"), tables))
+
+    def _turned(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        none = x.new_empty((len(x), 0, x.shape[2]))
+        turned: Tensor = self.ops.rotary(x, none, positions, table, None, None, (0.0, 0.0), self.rope.interleaved)[0]
+        return turned
+
     def rotation(self, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Rotation:
         """Return what rotates the queries and keys of a step."""
         positions, q_table, k_table = batch.positions, self._query_table, self._table

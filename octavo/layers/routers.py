@@ -90,3 +90,41 @@ class Router(ExactLinear):
         own = dict(state)
         self._beside = {name: own.pop(name) for name in self._names}
         super().restore(own)
+
+
+class TableRouter(ExactLinear):
+    """A router whose choice is stored for each token of the vocabulary: `tid2eid` [tokens, top_k] beside its weight."""
+
+    def __init__(self, inputs: int, experts: int, rule: RouterRule, vocab_size: int) -> None:
+        super().__init__(inputs, experts)
+        self.rule, self._experts, self._shape_of_table = rule, experts, (vocab_size, rule.top_k)
+        self._table: Tensor
+
+    def forward(self, x: Tensor, token_ids: Tensor) -> Routing:  # type: ignore[override]
+        """x [tokens, inputs], token_ids int64 [tokens] → routing."""
+        chosen = self._table.new_empty((len(x), self.rule.top_k)) if x.is_meta else self._table[token_ids]
+        return self.ops.route_to(self.prepared.in_float32(x), self.rule, chosen)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        yield from super().tensor_slots(path)
+        name = f"{path}.tid2eid"
+        yield TensorSlot(name, self._shape_of_table, partial(self._fill_table, name), dtype=torch.int64)
+
+    def _fill_table(self, name: str, stored: Tensor) -> None:
+        if stored.min() < 0 or stored.max() >= self._experts:
+            raise CheckpointError(
+                f"{name} names experts from {int(stored.min())} to {int(stored.max())}, expected 0 to "
+                f"{self._experts - 1}; the checkpoint is damaged, or config.json belongs to another"
+            )
+        self._table = stored.to(torch.int64).clone()
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        return {**super().state_specs(ops), "table": TensorSpec(self._shape_of_table, torch.int64)}
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), "table": self._table}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        own = dict(state)
+        self._table = own.pop("table")
+        super().restore(own)

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+import torch
+
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
 from octavo.config.safetensors_header import TensorInfo
@@ -60,7 +62,8 @@ def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[
         slot = slots.get(name)
         if slot is None:
             continue
-        if tensor.dtype not in FLOATS and name.rpartition(".")[2] not in CODED:
+        is_table = slot.dtype is torch.int64 and tensor.dtype in ("I64", "I32")
+        if tensor.dtype not in FLOATS and name.rpartition(".")[2] not in CODED and not is_table:
             raise CheckpointError(
                 f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}, expected F32, F16 or BF16; "
                 "a quantised checkpoint needs a quantization_config in its config.json, which says how"

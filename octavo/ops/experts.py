@@ -28,8 +28,9 @@ class RouterRule:
     """
 
     top_k: int
-    score: Literal["softmax", "sigmoid", "softmax_near"] = "softmax"
-    """`softmax_near` is that over an expert and those near it, of the experts that are not chosen before it.
+    score: Literal["softmax", "sigmoid", "softplus_root", "softmax_near"] = "softmax"
+    """`softplus_root` is the root of log(1 + e^logit). `softmax_near` is softmax over an expert and those near it, of
+    the experts that are not chosen before it.
 
     Near one of logit m is one of logit s where `(m - s) / max(|s|, m)` is at most `threshold`. Groups and a bias do not
     go with it. Source: https://arxiv.org/abs/2409.12136.
@@ -68,16 +69,32 @@ def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors:
     The weights of each expert are multiplied with its element of `factors` float32 [experts] in the end.
     """
     chosen, weights = _near(logits, rule) if rule.score == "softmax_near" else _best(logits, rule, bias)
+    weights = _final(weights, rule)
+    return routing_of(chosen, weights if factors is None else weights * factors[chosen], logits.shape[1])
+
+
+def route_to(logits: Tensor, rule: RouterRule, chosen: Tensor) -> Routing:
+    """Return the routing of tokens to the experts `chosen` int64 [tokens, top_k], weighed by logits as `route` does."""
+    return routing_of(chosen, _final(_scores(logits, rule).gather(1, chosen), rule), logits.shape[1])
+
+
+def _final(weights: Tensor, rule: RouterRule) -> Tensor:
     if rule.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    weights = weights * rule.factor
-    return routing_of(chosen, weights if factors is None else weights * factors[chosen], logits.shape[1])
+    return weights * rule.factor
+
+
+def _scores(logits: Tensor, rule: RouterRule) -> Tensor:
+    if rule.score == "softplus_root":
+        # torch's softplus rounds an element at the end of a tensor in another way than those before it
+        return torch.sqrt(torch.where(logits > 20.0, logits, torch.log1p(torch.exp(logits))))
+    return torch.softmax(logits, dim=-1) if rule.score == "softmax" else torch.sigmoid(logits)
 
 
 def _best(logits: Tensor, rule: RouterRule, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the chosen experts and their scores, each [tokens, top_k]."""
     tokens, experts = logits.shape
-    scores = torch.softmax(logits, dim=-1) if rule.score == "softmax" else torch.sigmoid(logits)
+    scores = _scores(logits, rule)
     # logits have the order of scores, and differ where scores are rounded to the same number
     wanted = logits if rule.corrects_logits or (bias is None and rule.num_groups == 1) else scores
     wanted = wanted if bias is None else wanted + bias
@@ -216,8 +233,16 @@ def route_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Ten
         )
         yield logits, RouterRule(2, num_groups=4, groups_kept=2, group_best=1), None, None
         yield logits, RouterRule(3, "sigmoid", is_normalized=True, corrects_logits=True), bias * 5, None
+        yield logits, RouterRule(3, "softplus_root", is_normalized=True, factor=1.5), bias, None
         yield logits, RouterRule(2, "softmax_near", threshold=0.4), None, None
         yield logits - 9.0, RouterRule(2, "softmax_near", threshold=0.1), None, bias + 0.5
+
+
+def route_to_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Tensor]]:
+    """Yield experts that are not the best, for one token and for several."""
+    for tokens in (1, 9):
+        chosen = (torch.arange(3 * tokens) * 5 % 16).view(tokens, 3)
+        yield _logits(tokens, 16), RouterRule(3, "softplus_root", is_normalized=True, factor=1.5), chosen
 
 
 def sum_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Routing, torch.dtype, Tensor | None, Tensor | None]]:
@@ -245,6 +270,7 @@ def input_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Routing
 
 OPERATORS = (
     Operator("route", route, route_examples),
+    Operator("route_to", route_to, route_to_examples),
     Operator("expert_sum", expert_sum, sum_examples),
     Operator("add_inputs", add_inputs, input_examples),
     Operator("weighted_inputs", weighted_inputs, weighted_examples),

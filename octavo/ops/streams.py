@@ -24,7 +24,7 @@ PIECE: Final = 8
 """Tokens that are computed at a time on the host, where what they make then stays in the caches."""
 
 
-def _in_pieces(num_rows: int | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def in_pieces(num_rows: int | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Compute so many leading arguments [tokens, ...] (None: all) in pieces on the host, to the bits of one piece."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -41,7 +41,7 @@ def _in_pieces(num_rows: int | None) -> Callable[[Callable[..., Tensor]], Callab
     return wrap
 
 
-@_in_pieces(2)
+@in_pieces(2)
 def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     """Return each stream of x plus a mixture of all, [tokens, n · dim].
 
@@ -56,7 +56,7 @@ def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     return total.flatten(1).to(x.dtype)
 
 
-@_in_pieces(3)
+@in_pieces(3)
 def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tensor, active: int) -> Tensor:
     """Return each stream of x plus a share of what a layer has `computed` [tokens, dim] beyond stream `active`.
 
@@ -68,20 +68,20 @@ def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tenso
     return (streams + shares[:, :, None] * change[:, None]).flatten(1).to(x.dtype)
 
 
-@_in_pieces(2)
+@in_pieces(2)
 def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     """Return x with y [tokens, dim] added to every stream but the first one."""
     first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].view(len(x), -1, y.shape[1])
     return torch.cat((first, (others + y.unsqueeze(1)).flatten(1)), 1)
 
 
-@_in_pieces(None)
+@in_pieces(None)
 def spread_streams(*streams: Tensor) -> Tensor:
     """Return streams [tokens, dim] side by side, [tokens, n · dim], each brought to the mean square of the first."""
     return _of_one_size(streams).flatten(1).to(streams[0].dtype)
 
 
-@_in_pieces(None)
+@in_pieces(None)
 def mean_stream(*parts: Tensor) -> Tensor:
     """Return the mean [tokens, dim] of the streams that `spread_streams` returns."""
     streams = _of_one_size(parts)
@@ -91,7 +91,7 @@ def mean_stream(*parts: Tensor) -> Tensor:
     return (total / streams.shape[1]).to(parts[0].dtype)
 
 
-@_in_pieces(1)
+@in_pieces(1)
 def largest_gates(x: Tensor, deviations: float) -> Tensor:
     """Return what x [tokens, dim] exceeds its row's mean and `deviations` standard deviations by, else 0."""
     wide, dim = x.float(), x.shape[1]

@@ -10,10 +10,10 @@ from octavo.attention.backend import AttentionBackend, StepSizes
 from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput, NotedStates
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, ModelShape, State
+from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, ModelShape, Spaced, State
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
-from octavo.ops import block_sparse, chosen_tokens
+from octavo.ops import block_sparse, chosen_tokens, compressed
 from octavo.ops.registry import Ops
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.worker.drawing import LOGITS_BYTES
@@ -66,8 +66,11 @@ class Activations:
         return self._fixed_bytes + workspace + tables
 
     def _workspace_bytes(
-        self, keeps: KeysAndValues | Latent | Indexed | IndexedLatent | Encoded, max_model_len: int
+        self, keeps: KeysAndValues | Latent | Indexed | IndexedLatent | Spaced | Encoded, max_model_len: int
     ) -> int:
+        if isinstance(keeps, Spaced):
+            num_seen = max_model_len // keeps.stride if keeps.stride > 1 else 0
+            return compressed.workspace_bytes(keeps.size, num_seen, self._num_tokens, self._opened.shape.num_heads)
         if isinstance(keeps, Indexed):
             return block_sparse.workspace_bytes(
                 *(keeps.kv_heads, keeps.head_dim, keeps.index_size, keeps.num_seen, max_model_len, self._num_tokens)
@@ -108,8 +111,8 @@ def _dry_input(num_tokens: int, shape: ModelShape, dtype: torch.dtype) -> ModelI
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
     places = sorted((layer, place) for place, group in enumerate(shape.cache_groups) for layer in group.layers)
     keeps = [shape.cache_groups[place].keeps for _, place in places]
-    # states are cut into parts, and so are blocks of what queries choose
-    parted = State | Indexed | IndexedLatent
+    # states are cut into parts, and so are blocks of what operators read
+    parted = State | Indexed | IndexedLatent | Spaced
     caches = [
         torch.empty(1, 1, each.num_values, device="meta") if isinstance(each, parted) else small for each in keeps
     ]

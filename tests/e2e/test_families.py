@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are th
 
 QUICK = {
     RUNNING_SUM,
+    "deepseek_v4",
     "gemma3",
     "glm_moe_dsa",
     "qwen3_5",

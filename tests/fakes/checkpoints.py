@@ -46,7 +46,7 @@ _OWN_WORDS = {
     "codegen": _GPT2_WORDS,
     "gptj": _GPT2_WORDS,
     "longcat_flash": {"intermediate_size": "ffn_hidden_size", "num_hidden_layers": None},
-    "kolibri1": {"intermediate_size": None},
+    **{each: {"intermediate_size": None} for each in ("deepseek_v4", "kolibri1")},
     "opt": {"intermediate_size": None},
     "whisper": {
         "hidden_size": "d_model",
@@ -135,6 +135,9 @@ def _save_checkpoint(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.8)
+            if name.endswith("tid2eid"):  # experts of tokens
+                scores = torch.randn((len(buffer), config.n_routed_experts), generator=generator)
+                buffer.copy_(scores.argsort(1)[:, : buffer.shape[1]])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)

@@ -396,6 +396,7 @@ VARIANTS |= {
             "no_rope_layers": [0, 1, 1, 0],
         },
     ),
+    "deepseek_v4": ("deepseek_v4", {}),
     "minimax_m3_vl": ("minimax_m3_vl", {}),
     "minimax_m3_vl with whole heads turning and no recent block": (
         "minimax_m3_vl",

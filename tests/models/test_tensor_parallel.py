@@ -64,6 +64,7 @@ PLAIN_MIXTURES = (
         "bailing_moe_v2_5",
         "cohere2_moe",
         "dbrx",
+        "deepseek_v4",
         "dots1",
         "ernie4_5_moe",
         "ernie4_5_vl_moe",

@@ -26,8 +26,8 @@ class Place(NamedTuple):
 def held_heads(keeps: Kept, mesh: Mesh) -> range:
     """Return which heads a rank has of what a layer of the whole model keeps.
 
-    Latents are one head, which all ranks have. A state is one head for each rank, and so are keys that are chosen: only
-    ranks with the same share of the layer have the same one.
+    Latents are one head, which all ranks have, and so are spaced vectors. A state is one head for each rank, and so are
+    keys that are chosen: only ranks with the same share of the layer have the same one.
     """
     if isinstance(keeps, KeysAndValues | Encoded):
         first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.config.schema import DeviceConfig
-from octavo.core.model_shape import CacheGroup, Indexed, IndexedLatent, KeysAndValues, Latent, State
+from octavo.core.model_shape import CacheGroup, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.devices.cpu.attention import CpuBackend
 from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.reference.attention import ReferenceBackend
@@ -109,9 +109,16 @@ def test_a_layer_in_several_groups_has_a_cache_of_each_kind() -> None:
         content = whole.read(place, [4, 2], whole.heads[place.group])
         assert torch.equal(content.view(-1), as_bytes(cache[:, [4, 2]].clone()))
     # of two ranks, the second has the second key head, a state that the first does not have, and the same latents, with
-    # or without small keys; of heads with blocks that are chosen it has its own part of all
-    kept = KeysAndValues(2, 8), State(6), Latent(5, 3), Indexed(4, 8, 8, 64), IndexedLatent(5, 3, 4, 64)
-    assert [held_heads(each, half) for each in kept] == [range(1, 2), range(1, 2), range(1), range(1, 2), range(1)]
+    # or without small keys, and vectors; of heads with blocks that are chosen it has its own part of all
+    kept = KeysAndValues(2, 8), State(6), Latent(5, 3), Indexed(4, 8, 8, 64), IndexedLatent(5, 3, 4, 64), Spaced(8, 4)
+    assert [held_heads(each, half) for each in kept] == [
+        range(1, 2),
+        range(1, 2),
+        range(1),
+        range(1, 2),
+        range(1),
+        range(1),
+    ]
 
 
 def test_content_of_another_shape_is_not_written() -> None:

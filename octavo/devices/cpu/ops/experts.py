@@ -15,7 +15,7 @@ from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.registry import Implementation
 
 _SCORES: Final = {"softmax": 0, "sigmoid": 1, "softmax_near": 2}
-"""How the library numbers them."""
+"""How the library numbers them; the reference computes others."""
 
 
 class PanelStack(PreparedStack):
@@ -61,6 +61,8 @@ def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
     kernel, empty = runtime.cpu.route_experts, runtime.empty
 
     def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:
+        if rule.score not in _SCORES:
+            return experts.route(logits, rule, bias, factors)
         logits = dense(logits)
         tokens, count = logits.shape
         assert logits.dtype is torch.float32, f"logits are {logits.dtype}, expected float32"

@@ -1,0 +1,118 @@
+"""Hyper-connections: blocks read a mixture of several residual streams, and write shares of their output into each.
+
+The weights of both, and a matrix that mixes the streams, follow from all streams of a token together. They are computed
+in float32 whatever the type of the model. Sources: https://arxiv.org/abs/2409.19606, https://arxiv.org/abs/2512.24880.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from octavo.layers.layer import Binding, Layer
+from octavo.ops.hyper import Mixing
+from octavo.ops.memory import zeroed
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.registry import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSizes:
+    """`count` streams of `dim` elements each; `rounds` of Sinkhorn and Knopp, and the `eps` of their sums."""
+
+    count: int
+    dim: int
+    rounds: int
+    eps: float
+    norm_eps: float
+
+    @property
+    def width(self) -> int:
+        """Elements of all streams of a token."""
+        return self.count * self.dim
+
+
+class _OfStreams(Layer):
+    """Numbers of each token that follow from all its streams: a product of their norm, with factors and biases.
+
+    `prefix` stands before the names of the stored tensors `fn` [outputs, width], `base` [outputs] and `scale`.
+    """
+
+    def __init__(self, sizes: StreamSizes, outputs: int, num_scales: int, prefix: str) -> None:
+        super().__init__()
+        self.sizes, self._outputs, self._prefix = sizes, outputs, prefix
+        shapes = {"fn": (outputs, sizes.width), "base": (outputs,), "scale": (num_scales,)}
+        for name, shape in shapes.items():
+            self.register_parameter(prefix + name, nn.Parameter(torch.empty(shape), requires_grad=False))
+        self._prepared: PreparedLinear
+
+    def products(self, x: Tensor) -> Tensor:
+        """x [tokens, streams · dim] → float32 [tokens, outputs]."""
+        return self._prepared(self.ops.rms_norm(x.float(), self._ones, self.sizes.norm_eps))
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """Factors and biases."""
+        return self.get_parameter(f"{self._prefix}scale"), self.get_parameter(f"{self._prefix}base")
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and the weight of a norm that has none."""
+        super().bind(binding)
+        width = self.sizes.width
+        self._ones = binding.once(("ones", width), lambda: torch.ones(width, device=binding.device))
+
+    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        return zeroed(tuple(parameter.shape), torch.float32, device)
+
+    def finish(self) -> None:
+        name = f"{self._prefix}fn"
+        self._prepared = self.ops.prepare_linear(self.get_parameter(name).data)
+        self.register_parameter(name, None)
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        names = self._prefix + "base", self._prefix + "scale"
+        own = {name: TensorSpec(tuple(self.get_parameter(name).shape), torch.float32) for name in names}
+        return own | {f"fn.{part}": spec for part, spec in ops.prepare_linear.state_specs(self._shape()).items()}
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), **{f"fn.{part}": tensor for part, tensor in self._prepared.state().items()}}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore({name: tensor for name, tensor in state.items() if not name.startswith("fn.")})
+        weight = {name.removeprefix("fn."): tensor for name, tensor in state.items() if name.startswith("fn.")}
+        self._prepared = self.ops.prepare_linear.restore(self._shape(), weight)
+        self.register_parameter(f"{self._prefix}fn", None)
+
+    def _shape(self) -> LinearShape:
+        return LinearShape(self._outputs, self.sizes.width, torch.float32)
+
+
+class HyperConnection(_OfStreams):
+    """What a block reads of the streams, and how its output joins them."""
+
+    def __init__(self, sizes: StreamSizes) -> None:
+        super().__init__(sizes, sizes.count * (sizes.count + 2), 3, "")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Mixing]:
+        """x [tokens, streams · dim] → what the block reads [tokens, dim], and what `join` needs."""
+        mixing: Mixing = self.ops.stream_mixing(self.products(x), *self.numbers, self.sizes.rounds, self.sizes.eps)
+        return self.ops.weighed_stream(x, mixing.read), mixing
+
+    def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
+        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
+        return self.ops.mixed_streams(x, out, mixing.write, mixing.mix)
+
+
+class HyperHead(_OfStreams):
+    """The one stream behind the last layer. Its tensors are `hc_fn`, `hc_base` and `hc_scale`."""
+
+    def __init__(self, sizes: StreamSizes) -> None:
+        super().__init__(sizes, sizes.count, 1, "hc_")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, streams · dim] → [tokens, dim]."""
+        weights = self.ops.stream_weights(self.products(x), *self.numbers, self.sizes.eps)
+        return self.ops.weighed_stream(x, weights)

@@ -1,0 +1,301 @@
+"""DeepSeek-V4: hyper-connections, attention to a window and to compressed tokens, and experts chosen by tables.
+
+Sources: DeepSeek's releases; https://arxiv.org/abs/2512.24880 for hyper-connections.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import LayerCache, Spaced
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.layers.compressed import Compression, Compressor, GroupedLinear, WindowAttention, end_turned
+from octavo.layers.heads import Heads
+from octavo.layers.hyper import HyperConnection, HyperHead, StreamSizes
+from octavo.layers.linear import ColumnLinear, joined_linear
+from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
+from octavo.layers.rotary import Rotary
+from octavo.layers.routers import TableRouter
+from octavo.models.blocks import GatedDecoder, SparseMLP, stream_norm
+from octavo.models.config import DecoderConfig
+from octavo.models.ropes import read_rope
+from octavo.models.sparse import NUMBERED, Mixture, read_stored
+from octavo.ops.compressed import Sight
+from octavo.ops.experts import RouterRule
+
+_SLIDING: Final = "sliding_attention"
+_CHOOSING: Final = "compressed_sparse_attention"
+_ALL: Final = "heavily_compressed_attention"
+_RELEASED: Final = tuple(
+    (re.compile(pattern), own)
+    for pattern, own in (
+        (r"^embed\.", "embed_tokens."),
+        (r"^head\.", "lm_head."),
+        (r"^hc_head_(fn|base|scale)$", r"hc_head.hc_\1"),
+        (r"\.attn\.", ".self_attn."),
+        (r"\.ffn\.", ".mlp."),
+        (r"\.attn_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.hc_(attn|ffn)_(fn|base|scale)$", r".\1_hc.\2"),
+        (r"\.attn_sink$", ".sinks"),
+        (r"\.indexer\.compressor\.", ".compressor.indexer."),
+        (r"\.self_attn\.indexer\.", ".self_attn.compressor.indexer."),
+        (r"\.indexer\.scorer\.", ".indexer."),
+        (r"(\.self_attn(?:\..*)?)\.norm\.", r"\1.kv_norm."),
+        (r"\.ape$", ".position_bias"),
+        (r"\.wq_([ab])\.", r".q_\1_proj."),
+        (r"\.wo_([ab])\.", r".o_\1_proj."),
+        (r"\.wkv\.", ".kv_proj."),
+        (r"\.wgate\.", ".gate_proj."),
+        (r"\.q_norm\.", ".q_a_norm."),
+        (r"\.gate\.bias$", ".gate.e_score_correction_bias"),
+        (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."),
+        (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
+        (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
+    )
+)
+"""Names of the releases, and those here, which are transformers' but for the scorer of the indexer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV4Config(DecoderConfig):
+    """`heads` share one key, which is the value too."""
+
+    q_rank: int
+    out_groups: int
+    out_rank: int
+    """Elements of each group of the projection behind attention."""
+    window: int
+    compressions: tuple[Compression | None, ...]
+    """For each layer how it compresses, None where it does not."""
+    streams: StreamSizes
+    hashed: tuple[bool, ...]
+    """For each layer whether a table chooses the experts of tokens."""
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        compression = self.compressions[layer]
+        recent = LayerCache(Spaced(self.heads.dim), self.window)
+        return (recent,) if compression is None else (recent, *compression.caches())
+
+
+class CompressedAttention(nn.Module):
+    """Attention of heads that share one key to the last tokens, and to compressed ones.
+
+    Keys are values too, so what heads attend to is turned back. It is joined in two steps, the first one by groups.
+    """
+
+    def __init__(self, c: DeepseekV4Config, mesh: Mesh, layer: int) -> None:
+        super().__init__()
+        compression, rope, dim = c.compressions[layer], c.rope_of(layer), c.heads.dim
+        assert rope is not None
+        start, length = c.heads.query_share(mesh)
+        self._heads, own = length // dim, slice(start // dim, (start + length) // dim)
+        first, groups = mesh.share(c.out_groups, "groups of heads (o_groups)")
+        names, sections = ["q_a_proj", "kv_proj"], [c.q_rank, dim]
+        if compression is not None:
+            for place, width in zip(("compressor", "compressor.indexer"), compression.widths, strict=False):
+                names += [f"{place}.kv_proj", f"{place}.gate_proj"]
+                sections += [width, width]
+        self._sections = [c.q_rank, dim, sum(sections[2:])]
+        self.a_proj = ColumnLinear(c.hidden_size, sections, Mesh.single(), reads=names)
+        self.q_a_norm, self.kv_norm = RMSNorm(c.q_rank, c.norm_eps), RMSNorm(dim, c.norm_eps)
+        self.q_b_proj = ColumnLinear(c.q_rank, c.heads.q_size, mesh)
+        self.q_b_norm = UnscaledRMSNorm(dim, c.norm_eps)
+        self.rope = Rotary(rope)
+        sight = Sight(dim**-0.5, c.window)
+        if compression is not None:
+            sight = Sight(dim**-0.5, c.window, compression.rate, compression.num_chosen or None)
+        self.attend = WindowAttention(sight, c.heads.query, own)
+        self.compressor = None
+        if compression is not None:
+            self.compressor = Compressor(compression, c.hidden_size, c.q_rank, rope, c.norm_eps)
+        inputs = c.heads.q_size // c.out_groups
+        self.o_a_proj = GroupedLinear(c.out_groups, slice(first, first + groups), inputs, c.out_rank)
+        self.o_b_proj = joined_linear(c.out_groups * c.out_rank, c.hidden_size, mesh)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        narrow, key, parts = self.a_proj(x).split(self._sections, 1)
+        narrow, key = self.q_a_norm(narrow.contiguous()), self.kv_norm(key.contiguous())
+        q = self.q_b_norm(self.q_b_proj(narrow).view(len(x), self._heads, -1))
+        q = end_turned(q, self.rope, batch.positions)
+        key = end_turned(key.unsqueeze(1), self.rope, batch.positions).squeeze(1)
+        vectors = small = None
+        if self.compressor is not None:
+            self.compressor.store(parts, batch)
+            vectors, indexer = self.compressor.vectors, self.compressor.indexer
+            small = None if indexer is None else indexer.queries(x, narrow, self.rope, batch)
+        out = end_turned(self.attend(q, key, batch, vectors, small), self.rope, batch)
+        return self.o_b_proj(self.o_a_proj(out.flatten(1)))
+
+
+class HashedMLP(SparseMLP):
+    """A mixture of experts, which a table chooses for each token of the vocabulary where `is_hashed`."""
+
+    def __init__(self, c: DeepseekV4Config, mesh: Mesh, *, is_hashed: bool) -> None:
+        assert c.mixture is not None
+        super().__init__(c, c.mixture, mesh)
+        self.table: TableRouter | None = None
+        if is_hashed:
+            self.table = TableRouter(c.hidden_size, c.mixture.experts, c.mixture.rule, c.vocab_size)
+            self.register_module("gate", self.table)
+
+    def of_tokens(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        if self.table is None:
+            return self(x)
+        assert self.shared_experts is not None
+        out: Tensor = self.experts(x, self.table(x, batch.token_ids), self.shared_experts(x))
+        return out
+
+
+class HyperLayer(nn.Module):
+    """Attention and MLP between streams. `carries_residual` is False."""
+
+    def __init__(self, c: DeepseekV4Config, mesh: Mesh, layer: int) -> None:
+        super().__init__()
+        self.attn_hc, self.ffn_hc = HyperConnection(c.streams), HyperConnection(c.streams)
+        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
+        self.self_attn = CompressedAttention(c, mesh, layer)
+        self.mlp = HashedMLP(c, mesh, is_hashed=c.hashed[layer])
+
+    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
+        """Return (the streams [tokens, streams · hidden], None)."""
+        stream, mixing = self.attn_hc(x)
+        x = self.attn_hc.join(x, self.self_attn(self.input_layernorm(stream), batch), mixing)
+        stream, mixing = self.ffn_hc(x)
+        return self.ffn_hc.join(x, self.mlp.of_tokens(self.post_attention_layernorm(stream), batch), mixing), None
+
+
+class DeepseekV4ForCausalLM(GatedDecoder):
+    """The whole model. Layers that predict further tokens are not read."""
+
+    IGNORED = (*GatedDecoder.IGNORED, r"mtp\..*")
+    LAST_STAGE = (*GatedDecoder.LAST_STAGE, "hc_head")
+    carries_residual = False
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DeepseekV4Config:
+        c.expect("num_key_value_heads", 1)
+        c.expect("hidden_act", "silu")
+        c.expect("topk_method", "noaux_tc")
+        c.expect("scoring_func", "sqrtsoftplus")
+        c.expect("norm_topk_prob", True)
+        for name in ("attention_bias", "mlp_bias"):
+            c.expect(name, False)
+        layers, heads, dim = (
+            c.positive("num_hidden_layers"),
+            c.positive("num_attention_heads"),
+            c.positive("head_dim", 512),
+        )
+        compressions = _read_compressions(c, layers, dim)
+        main, bent = (read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True) for kind in ("main", "compress"))
+        groups = c.positive("o_groups", 8)
+        if heads % groups:
+            raise c.error("o_groups", f"a divisor of num_attention_heads, which is {heads}")
+        hidden, eps = c.positive("hidden_size"), c.positive_float("rms_norm_eps", 1e-6)
+        limit = (c.positive_float("swiglu_limit", 10.0),)
+        width = c.positive("moe_intermediate_size")
+        return DeepseekV4Config.common(
+            c,
+            heads=Heads(heads, 1, dim),
+            head_dim=dim,
+            intermediate_size=width,
+            windows=(),
+            rope=None,
+            ropes=tuple(main if each is None else bent for each in compressions),
+            activation="capped_swiglu",
+            swiglu_numbers=limit,
+            mixture=_mixture(c, width, limit),
+            q_rank=c.positive("q_lora_rank", 1024),
+            out_groups=groups,
+            out_rank=c.positive("o_lora_rank", 1024),
+            window=c.positive("sliding_window", 128),
+            compressions=compressions,
+            streams=StreamSizes(
+                c.positive("hc_mult", 4),
+                hidden,
+                c.positive("hc_sinkhorn_iters", 20),
+                c.positive_float("hc_eps", 1e-6),
+                eps,
+            ),
+            hashed=_read_hashed(c, layers),
+        )
+
+    def __init__(self, c: DeepseekV4Config, mesh: Mesh) -> None:
+        super(GatedDecoder, self).__init__(c, mesh, lambda layer: HyperLayer(c, mesh, layer))
+        self.hc_head = HyperHead(c.streams) if self.is_last else None
+        self._num_streams = c.streams.count
+
+    @property
+    def received_size(self) -> int | None:
+        """Width of what each step receives beside tokens; None for nothing."""
+        return None if self.is_first else self._num_streams * self.config.hidden_size
+
+    def note_layers(self, layers: Iterable[int]) -> None:
+        raise ConfigError("speculative_config: a head reads one stream of its model, and DeepSeek-V4 has several")
+
+    def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
+        """Return the streams [tokens, streams · hidden], all the same."""
+        return super().begin(batch)[0].repeat(1, self._num_streams), None
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return the norm of one stream [tokens, hidden]."""
+        assert self.hc_head is not None, "only the last stage has the head"
+        return super().normalize(self.hc_head(x), None)
+
+    def own_name(self, name: str) -> str:
+        for pattern, own in _RELEASED:
+            name = pattern.sub(own, name)
+        return name
+
+
+def _read_compressions(c: Checkpoint, layers: int, dim: int) -> tuple[Compression | None, ...]:
+    expected = f'"{_SLIDING}", "{_CHOOSING}" or "{_ALL}" for each of {layers} layers'
+    kinds = c.listed("layer_types", layers, lambda each: each in (_SLIDING, _CHOOSING, _ALL), expected)
+    made: dict[str, Compression | None] = {_SLIDING: None}
+    rates: Any = c.section("compress_rates")
+    if _ALL in kinds:
+        made[_ALL] = Compression(rates.positive(_ALL, 128), dim)
+    if _CHOOSING in kinds:
+        made[_CHOOSING] = Compression(
+            rates.positive(_CHOOSING, 4),
+            dim,
+            c.positive("index_topk", 512),
+            c.positive("index_n_heads", 64),
+            c.positive("index_head_dim", 128),
+        )
+    return tuple(made[each] for each in kinds)
+
+
+def _read_hashed(c: Checkpoint, layers: int) -> tuple[bool, ...]:
+    expected = f'"hash_moe" or "moe" for each of {layers} layers'
+    kinds = c.listed("mlp_layer_types", layers, lambda each: each in ("hash_moe", "moe"), expected)
+    return tuple(kind == "hash_moe" for kind in kinds)
+
+
+def _mixture(c: Checkpoint, width: int, limit: tuple[float, ...]) -> Mixture:
+    rule = RouterRule(
+        c.positive("num_experts_per_tok"),
+        "softplus_root",
+        is_normalized=True,
+        factor=c.positive_float("routed_scaling_factor", 1.5),
+    )
+    return Mixture(
+        experts=c.positive("n_routed_experts"),
+        width=width,
+        rule=rule,
+        stored=read_stored(c, NUMBERED),
+        correction="gate.e_score_correction_bias",
+        activation="capped_swiglu",
+        numbers=limit,
+        shared_width=width * c.positive("n_shared_experts", 1),
+    )

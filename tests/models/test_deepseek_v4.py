@@ -1,0 +1,137 @@
+"""DeepSeek-V4: the release's config, its names and transformers', and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo import LLM, SamplingParams
+from octavo.attention.backend import cache_layout
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Spaced
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.errors import CheckpointError
+from octavo.models.registry import resolve_model
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
+from tests.models.paged_run import load, logits_of
+
+TOKENS = [3 + 7 * each % 120 for each in range(30)]
+YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+RELEASED = {
+    "compress_ratios": [128, 4, 0, 4, 0],  # the last one of a layer that predicts a further token
+    "compress_rate_csa": 2,
+    "compress_rate_hca": 6,
+    "num_hash_layers": 2,
+    "qk_rope_head_dim": 4,
+    "rope_theta": 10_000,
+    "compress_rope_theta": 160_000,
+    "rope_scaling": YARN,
+    "num_nextn_predict_layers": 1,
+    "topk_method": "noaux_tc",
+}
+KEYS = ("layer_types", "mlp_layer_types", "compress_rates", "rope_parameters", "partial_rotary_factor")
+"""Keys of today that those of the release stand for."""
+
+
+def logits(path: Path) -> torch.Tensor:
+    return logits_of(load(path), TOKENS)
+
+
+def test_the_config_of_the_release_means_the_same(tmp_path: Path) -> None:
+    kinds = ["hash_moe", "hash_moe", "moe", "moe"]
+    path = make_checkpoint("deepseek_v4", tmp_path, mlp_layer_types=kinds)
+    expected = logits(path)
+    edit_config(path, remove=KEYS, **RELEASED)
+    assert torch.equal(logits(path), expected)
+    with torch.inference_mode():  # as transformers reads it
+        found = load_oracle(path)(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(expected, found, atol=2e-4, rtol=1e-4)
+
+
+def test_names_of_the_release_and_of_transformers_class_mean_the_same(tmp_path: Path) -> None:
+    """The former have no prefix; layers that predict further tokens stand beside the others."""
+    path = make_checkpoint("deepseek_v4", tmp_path)
+    expected, stored = logits(path), load_file(path / "model.safetensors")
+    made = {name.removeprefix("model.").replace("hc_head.hc_", "hc_head_"): tensor for name, tensor in stored.items()}
+    made = {
+        name.replace("embed_tokens", "embed").replace(".attn.norm.", ".attn.kv_norm."): t for name, t in made.items()
+    }
+    made["mtp.0.attn.wkv.weight"] = torch.zeros(2, 2)
+    for name in [each for each in made if each.endswith("tid2eid")]:
+        made[name] = made[name].to(torch.int32)
+    save_file(made, path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(path), expected)
+    own = {name: tensor.contiguous() for name, tensor in load_oracle_tensors(tmp_path / "again").items()}
+    save_file(own, path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(path), expected)
+
+
+def load_oracle_tensors(path: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_oracle(make_checkpoint("deepseek_v4", path)).state_dict()
+    return tensors
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint("deepseek_v4", tmp_path)
+    name = "model.layers.0.ffn.gate.tid2eid"
+    table = load_file(path / "model.safetensors")[name]
+    table[5, 1] = 6
+    edit_tensors(path, **{name: table})
+    with pytest.raises(CheckpointError, match=r"tid2eid names experts from 0 to 6, expected 0 to 5"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_key_value_heads", 2),
+        ("scoring_func", "sigmoid"),
+        ("norm_topk_prob", False),
+        ("attention_bias", True),
+        ("layer_types", ["full_attention"] * 4),
+        ("mlp_layer_types", ["moe"] * 3),
+        ("compress_rates", {"compressed_sparse_attention": 0, "heavily_compressed_attention": 6}),
+        ("o_groups", 3),
+        ("hc_mult", 0),
+        ("index_topk", -1),
+        ("swiglu_limit", 0.0),
+        ("sliding_window", 0),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
+    path = make_checkpoint("deepseek_v4", tmp_path)
+    edit_config(path, **{name: value})
+    checkpoint = Checkpoint.open(path)
+    named = "compressed_sparse_attention" if name == "compress_rates" else name
+    with pytest.raises(CheckpointError, match=named):
+        resolve_model(checkpoint).read(checkpoint)
+
+
+def test_vectors_are_not_in_the_codes_of_a_quantised_cache() -> None:
+    for dtype, expected in ((torch.float32, torch.float32), (torch.int8, torch.bfloat16)):
+        for stride, count in ((1, 16), (4, 4), (6, 3), (128, 1)):
+            layout = cache_layout(ReferenceBackend(dtype), Spaced(24, stride), 5, 16)
+            assert layout.shape == (1, 5, count * 24)
+            assert layout.dtype == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_text_is_generated_with_a_quantised_cache(device: str, tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint("deepseek_v4", tmp_path, vocab_size=300))
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with LLM(str(path), device=device, kv_cache_dtype="int8", max_model_len=96, block_size=16) as llm:
+        both = llm.generate([TOKENS, TOKENS[:5]], params)
+        alone = [llm.generate(each, params)[0] for each in (TOKENS, TOKENS[:5])]
+    assert [each.outputs[0].token_ids for each in both] == [each.outputs[0].token_ids for each in alone]
+
+
+def test_a_context_is_not_bounded_by_the_vectors_that_are_chosen(tmp_path: Path) -> None:
+    path = make_checkpoint("deepseek_v4", tmp_path)
+    assert json.loads((path / "config.json").read_text())["index_topk"] == 3
+    assert load(path).config.max_positions == 256
