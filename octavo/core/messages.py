@@ -179,6 +179,10 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
         return cls(request_id=request_id, deltas=[], finished=True, error=error, metrics=metrics)
 
 
+MOST_ADAPTER_NAMES: Final = 64
+"""Names of adapters that a report of a step has at most of those that wait, of which there may be thousands."""
+
+
 class SchedulerStats(msgspec.Struct, kw_only=True):
     """The state of the engine after a step. The fields from `num_steps` on are totals since the start, those before it
     are current values. Of several replicas it is the sum.
@@ -190,7 +194,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_drafts: rows that verified guesses, num_draft_tokens: those guesses, num_accepted_tokens: the right ones among
     them, and accepted_per_position: how many of these were the first of their row, the second, and so on.
     max_adapters: slots for adapters, 0 where the engine takes none; running_adapters and waiting_adapters: the names of
-    those that requests with blocks on the device have, and those that others wait with.
+    those that requests with blocks on the device have, and of the first of the num_waiting_adapters that others wait
+    with (`MOST_ADAPTER_NAMES`).
     """
 
     num_ready: int = 1
@@ -205,6 +210,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
     max_adapters: int = 0
+    num_waiting_adapters: int = 0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     num_steps: int = 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from octavo.core.adapter import LoRARequest
-from octavo.core.messages import EngineCoreOutput
+from octavo.core.messages import MOST_ADAPTER_NAMES, EngineCoreOutput
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.scheduler.registry import Registry
@@ -50,8 +50,7 @@ class Adapters:
         self._unread: OrderedDict[str, str] = OrderedDict()
         """Failures that no request has ended with, for the next `read`."""
         self._names_of: tuple[int, tuple[str, ...]] = (-1, ())
-        """The names of the adapters of waiting groups, and `num_adapter_changes` at that time: each step reports them.
-        """
+        """`num_adapter_changes`, and the names of adapters of waiting groups that steps report at that time."""
         self._timer: threading.Timer | None = None
 
     @property
@@ -170,15 +169,26 @@ class Adapters:
         return {
             "max_adapters": self._num_slots,
             "running_adapters": _names(registry.on_device),
+            "num_waiting_adapters": registry.waiting.num_adapters + len(self._swapped_alone()),
             "waiting_adapters": self._waiting_names(),
         }
 
     def _waiting_names(self) -> tuple[str, ...]:
-        waiting, swapped = self._registry.waiting, self._registry.swapped
+        waiting = self._registry.waiting
         if waiting.num_adapter_changes != self._names_of[0]:
-            self._names_of = waiting.num_adapter_changes, _names(waiting.one_of_each_adapter())
+            first = islice(waiting.one_of_each_adapter(), MOST_ADAPTER_NAMES)
+            self._names_of = waiting.num_adapter_changes, _names(first)
         names = self._names_of[1]
-        return tuple(sorted({*names, *_names(swapped)})) if len(swapped) else names
+        swapped = self._swapped_alone()
+        return tuple(sorted({*names, *_names(swapped.values())}))[:MOST_ADAPTER_NAMES] if swapped else names
+
+    def _swapped_alone(self) -> dict[str, SequenceGroup]:
+        """Return a group in host memory for each adapter that no other group waits with."""
+        return {
+            group.request.adapter: group
+            for group in self._registry.swapped
+            if group.request.adapter is not None and not self._registry.waiting.has_adapter(group.request.adapter)
+        }
 
     def collect(self) -> None:
         """Note reads that have ended, and drop adapters beyond the limit, before a step is planned."""

@@ -125,8 +125,17 @@ class WaitingGroups:
             self._passed.clear()
             self._select()
 
+    @property
+    def num_adapters(self) -> int:
+        """How many adapters waiting groups have."""
+        return len(self._by_adapter)
+
+    def has_adapter(self, adapter: str) -> bool:
+        """Return whether a waiting group has an adapter, given by its key."""
+        return adapter in self._by_adapter
+
     def one_of_each_adapter(self) -> Iterator[SequenceGroup]:
-        """Yield one waiting group for each adapter."""
+        """Yield one waiting group for each adapter, those first that have waited longest."""
         return (next(iter(groups.values())) for groups in self._by_adapter.values())
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.core.adapter import LoRARequest
-from octavo.core.messages import CoreReady, EngineCoreOutput
+from octavo.core.messages import MOST_ADAPTER_NAMES, CoreReady, EngineCoreOutput
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.adapters import AdapterCalls
@@ -132,10 +132,22 @@ def test_the_statistics_name_the_adapters_that_run_and_those_that_wait() -> None
     driver.step()
     stats = driver.core.scheduler.stats()
     assert (stats.max_adapters, stats.running_adapters, stats.waiting_adapters) == (1, ("a",), ("b",))
+    assert stats.num_waiting_adapters == 1
     assert (stats + stats).waiting_adapters == ("b",)
     driver.finish()
     stats = driver.core.scheduler.stats()
-    assert (stats.running_adapters, stats.waiting_adapters) == ((), ())
+    assert (stats.running_adapters, stats.waiting_adapters, stats.num_waiting_adapters) == ((), (), 0)
+
+
+def test_of_many_adapters_that_wait_the_statistics_name_the_first_and_count_all() -> None:
+    driver = Driver(max_loras=1)
+    for number in range(200):
+        driver.add(str(number), f"a{number:03}")
+    driver.step()
+    stats = driver.core.scheduler.stats()
+    assert stats.running_adapters == ("a000",)
+    assert stats.num_waiting_adapters == 199
+    assert stats.waiting_adapters == tuple(f"a{number:03}" for number in range(1, MOST_ADAPTER_NAMES + 1))
 
 
 def test_others_compute_while_an_adapter_is_read_and_an_idle_core_is_woken() -> None:
