@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStates
+from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.devices.cuda.attention import CHUNK, LONGEST
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.devices.device import LanguageModel
@@ -107,15 +108,13 @@ class GraphedModel:
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
         """By size, the least recently used one first."""
         self._rooms: Rooms = {}
-        self._results: tuple[Tensor, ...] = ()
-        """[MAX_ROWS, hidden] each: graphs write the results of the model here."""
-        self._is_stage = False
-        """Whether another pipeline stage continues with the model's result."""
+        self._results: Any = None
+        """What the model returns, with MAX_ROWS rows: graphs write its results here."""
         self._is_capturable = True
         self.compute_logits = model.compute_logits
 
     def __call__(self, batch: ModelInput) -> Any:
-        """Return the last hidden states [rows, hidden], or `NotedStates`, valid until the next step."""
+        """Return what the model does, valid until the next step."""
         step = self._taken(batch)
         if step is None:
             return self._model(batch)
@@ -124,7 +123,7 @@ class GraphedModel:
         if not self._is_captured(step, lambda: self._write_results(step)):
             return self._model(batch)
         rows = len(batch.token_ids)
-        return _joined([each[:rows] for each in self._results], is_stage=self._is_stage)
+        return tree_map_only(Tensor, lambda each: each[:rows], self._results)
 
     def padded(self, num_rows: int) -> int:
         # ranks exchange rows: all must have the same number, whatever each of them captures
@@ -162,14 +161,16 @@ class GraphedModel:
         if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
             return None
         bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
-        key = (len(batch.token_ids), *bounds, *(each.block_tables.shape[1] for each in batch.attention), more)
+        widths = [each.block_tables.shape[1] for each in batch.attention]
+        key = (len(batch.token_ids), *bounds, *widths, batch.packed is None, more)
         step = self._steps.pop(key, None)
         if step is None:
             step = _Step(_placed(batch, self._rooms), bounds)
             if len(self._steps) == MAX_GRAPHS:
                 del self._steps[next(iter(self._steps))]
         else:
-            _copy(batch, step.batch)
+            for own, new in zip(_memories(step.batch), _memories(batch), strict=True):
+                own.copy_(new)
         self._steps[key] = step
         return step
 
@@ -185,15 +186,15 @@ class GraphedModel:
             found = self._model(_bounded(step, watch.meet))
         if watch.obstacle is not None:
             self._give_up(watch.obstacle)
-        elif not self._results:
-            self._is_stage = isinstance(found, IntermediateTensors)
-            self._results = tuple(each.new_empty((MAX_ROWS, *each.shape[1:])) for each in _parts(found))
+        elif self._results is None:
+            self._results = tree_map_only(Tensor, lambda each: each.new_empty((MAX_ROWS, *each.shape[1:])), found)
         return found
 
     def _write_results(self, step: _Step) -> None:
         found, rows = self._model(_bounded(step, lambda _: None)), len(step.batch.token_ids)
-        for result, part in zip(self._results, _parts(found), strict=True):
-            result[:rows].copy_(part)
+        for result, part in zip(tree_leaves(self._results), tree_leaves(found), strict=True):
+            if part is not None:  # a stage may send no residual
+                result[:rows].copy_(part)
 
     def _is_captured(self, step: _Step, launch: Callable[[], None]) -> bool:
         """Launch a step's graph, after capturing it if there is none; return whether it could be captured."""
@@ -214,67 +215,41 @@ class GraphedModel:
         _log.info("decode steps are not captured as CUDA graphs: %s", reason)
 
 
-def _parts(found: Tensor | NotedStates | IntermediateTensors) -> tuple[Tensor, ...]:
-    if isinstance(found, IntermediateTensors):
-        return found.parts
-    return (found.hidden, *found.streams) if isinstance(found, NotedStates) else (found,)
-
-
-def _joined(parts: Sequence[Tensor], *, is_stage: bool) -> Any:
-    """Return the result of a model from its `_parts`. is_stage: whether another pipeline stage follows."""
-    first, *others = parts
-    if is_stage:
-        return IntermediateTensors(*parts)
-    return NotedStates(first, tuple(others)) if others else first
-
-
 def _is_plain_decode(batch: ModelInput) -> bool:
     return batch.is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
 
 
-def _tensors(batch: ModelInput) -> list[Tensor]:
-    """Return the tensors that differ from step to step; groups share some of them."""
-    found = [batch.token_ids, batch.positions, *(() if batch.received is None else batch.received.parts)]
-    return found + [getattr(each, name) for each in batch.attention for name in _IN_METADATA]
+def _memories(batch: ModelInput) -> list[Tensor]:
+    """Return the tensors that differ from step to step, each once; those that are part of `packed` are not named."""
+    apart = [batch.token_ids, *(() if batch.received is None else batch.received.parts)]
+    if batch.packed is not None:
+        return [batch.packed, *apart]
+    of_groups = [getattr(each, name) for each in batch.attention for name in _IN_METADATA]
+    return list({id(each): each for each in (*apart, batch.positions, *of_groups)}.values())
 
 
 def _placed(batch: ModelInput, rooms: Rooms) -> ModelInput:
     """Return the batch copied into this memory."""
-    packed = None if batch.packed is None else _copied(rooms, 0, batch.packed)
-    own: dict[int, Any] = {id(each): _copied(rooms, place, each) for place, each in enumerate(_apart(batch), 1)}
-    for each in _tensors(batch):
-        if id(each) not in own:
-            own[id(each)] = _copied(rooms, 1 + len(own), each) if packed is None else _place_in(packed, each)
-    attention = [
-        replace(each, **{name: own[id(getattr(each, name))] for name in _IN_METADATA}) for each in batch.attention
-    ]
-    token_ids, positions = own[id(batch.token_ids)], own[id(batch.positions)]
-    received = batch.received
-    if received is not None:
-        received = IntermediateTensors(*(own[id(each)] for each in received.parts))
+    own = {id(each): _copied(rooms, place, each) for place, each in enumerate(_memories(batch))}
+
+    def placed(tensor: Tensor) -> Tensor:
+        if id(tensor) in own:
+            return own[id(tensor)]
+        # where it is in the memory of which this is a copy
+        packed = own[id(batch.packed)].view(tensor.dtype)
+        return packed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    received = None if batch.received is None else IntermediateTensors(*map(placed, batch.received.parts))
     return replace(
-        batch, token_ids=token_ids, positions=positions, attention=attention, received=received, packed=packed
+        batch,
+        token_ids=placed(batch.token_ids),
+        positions=placed(batch.positions),
+        attention=[
+            replace(each, **{name: placed(getattr(each, name)) for name in _IN_METADATA}) for each in batch.attention
+        ],
+        received=received,
+        packed=None if batch.packed is None else placed(batch.packed),
     )
-
-
-def _place_in(packed: Tensor, tensor: Tensor) -> Tensor:
-    """Return the part of `packed` at the place that the tensor has in the memory of which `packed` is a copy."""
-    return packed.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _apart(batch: ModelInput) -> list[Tensor]:
-    """Return the tensors that are not part of the packed memory."""
-    return [batch.token_ids, *(() if batch.received is None else batch.received.parts)]
-
-
-def _copy(source: ModelInput, target: ModelInput) -> None:
-    if source.packed is not None and target.packed is not None:
-        pairs = [(target.packed, source.packed), *zip(_apart(target), _apart(source), strict=True)]
-    else:
-        each = {id(own): (own, new) for own, new in zip(_tensors(target), _tensors(source), strict=True)}
-        pairs = list(each.values())
-    for own, new in pairs:
-        own.copy_(new)
 
 
 def _bounded(step: _Step, meet: Callable[[str], None]) -> ModelInput:

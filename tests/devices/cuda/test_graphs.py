@@ -96,6 +96,15 @@ def test_all_steps_read_the_same_memory_until_one_is_larger(change: Callable[[Mo
     assert run(40, 41, 42, width=40) == after
 
 
+def test_steps_whose_tensors_lie_in_one_memory_and_others_of_the_same_size_are_each_their_own() -> None:
+    graphed, before = GraphedModel(Model(), RepeatedCalls), RepeatedCalls.num_replays
+    for number in range(6):
+        step = batch(30 + number, 7, first_token=number)
+        step = packed(step) if number % 2 else step
+        assert torch.equal(graphed(step), Model()(step))
+    assert RepeatedCalls.num_replays - before == 4
+
+
 def test_states_that_are_noted_are_kept_too() -> None:
     class Noting(Model):
         def __call__(self, batch: ModelInput) -> Any:
