@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 
 from octavo.devices.cuda.kernels.dependent import wait_for_earlier
-from octavo.devices.cuda.kernels.elementwise import rounded
-from octavo.devices.cuda.kernels.float8 import factors
+from octavo.devices.cuda.kernels.elementwise import factors, rounded
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e20)

@@ -169,34 +169,6 @@ def coded_product(
     return total
 
 
-@triton.jit
-def _value(
-    x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, rows, columns, first, M, N, KP, G,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, IS_FLOAT: tl.constexpr,
-    PLANES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADDEND: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """Return what the rows of the weight from `first` on give, with bias and addend: float32 [BN, BM]."""
-    columns += first
-    codes = rows
-    if PLANES == 2:  # side by side, so that a thread has both sums of a token
-        codes = tl.interleave(tl.where(rows < M, rows, 2 * M), rows + M)
-    total = coded_product(
-        x, weight, scales, zeros, super_scales, super_zeros, codes, columns, M * PLANES, N, KP, G,
-        BITS, GROUP, SUPER, ZERO, IS_FLOAT, BM * PLANES, BN, STEPS,
-    )  # fmt: skip
-    if PLANES == 2:
-        high, low = tl.split(tl.reshape(total, (BN, BM, 2)))
-        total = high * 254.0 + low
-    total = total * tl.load(row_scales + rows, mask=rows < M, other=0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[:, None]
-    if HAS_ADDEND:
-        inside = (rows < M)[None, :] & (columns < N)[:, None]
-        total += tl.load(add + rows[None, :] * N + columns[:, None], mask=inside, other=0.0)
-    return total
-
-
 @triton.jit(do_not_specialize=["M", "G", "num_experts", "top_k"])
 def coded_linear(
     x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, order, starts, out,
@@ -228,16 +200,28 @@ def coded_linear(
     else:
         places = tl.program_id(0) * BM + tl.arange(0, BM)
         live, rows = places < M, places.to(tl.int64)
-    total = _value(
-        x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, rows, columns, 0, M, N, KP, G,
-        BITS, GROUP, SUPER, ZERO, IS_FLOAT, PLANES, HAS_BIAS, HAS_ADDEND, BM, BN, STEPS,
-    )  # fmt: skip
-    if IS_GATED:
-        up = _value(
-            x, row_scales, weight, scales, zeros, super_scales, super_zeros, bias, add, rows, columns, width,
-            M, N, KP, G, BITS, GROUP, SUPER, ZERO, IS_FLOAT, PLANES, HAS_BIAS, HAS_ADDEND, BM, BN, STEPS,
+    codes = rows
+    if PLANES == 2:  # side by side, so that a thread has both sums of a token
+        codes = tl.interleave(tl.where(rows < M, rows, 2 * M), rows + M)
+    for half in tl.static_range(2 if IS_GATED else 1):
+        outputs = columns + half * width
+        value = coded_product(
+            x, weight, scales, zeros, super_scales, super_zeros, codes, outputs, M * PLANES, N, KP, G,
+            BITS, GROUP, SUPER, ZERO, IS_FLOAT, BM * PLANES, BN, STEPS,
         )  # fmt: skip
-        total = total / (1.0 + tl.exp(-total)) * up
+        if PLANES == 2:
+            high, low = tl.split(tl.reshape(value, (BN, BM, 2)))
+            value = high * 254.0 + low
+        value = value * tl.load(row_scales + rows, mask=rows < M, other=0.0)[None, :]
+        if HAS_BIAS:
+            value += tl.load(bias + outputs, mask=outputs < N, other=0.0).to(tl.float32)[:, None]
+        if HAS_ADDEND:
+            of_add = (rows < M)[None, :] & (outputs < N)[:, None]
+            value += tl.load(add + rows[None, :] * N + outputs[:, None], mask=of_add, other=0.0)
+        if half == 0:
+            total = value
+        else:
+            total = total / (1.0 + tl.exp(-total)) * value
     inside = live[None, :] & (columns < width)[:, None]
     at = places.to(tl.int64)[None, :] * out_stride + columns[:, None]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from octavo.devices.cuda.kernels.dependent import wait_for_earlier
-from octavo.devices.cuda.kernels.float8 import factors
+from octavo.devices.cuda.kernels.elementwise import factors
 
 
 @triton.jit

@@ -95,12 +95,6 @@ def short_convolution(
             tl.store(states + target * block_stride + kept[:, None] * channels + channel[None, :], inputs, mask=stored)
 
 
-@triton.jit
-def _softplus_within(raw, least, most):
-    """Return softplus(raw) within limits."""
-    return tl.minimum(tl.maximum(softplus(raw), least), most)
-
-
 @triton.jit(do_not_specialize=["table_stride", "repeats"])
 def recurrence(
     query, key, value, step, beta, decay_log, step_bias, skip, out, states, starts, lengths, tables, slots,
@@ -152,7 +146,7 @@ def recurrence(
         if IS_BOUNDED:
             decay = tl.exp(-most * sigmoid(rate * (raw + bias)))
         else:
-            dt = _softplus_within(raw + bias, least, most)
+            dt = tl.minimum(tl.maximum(softplus(raw + bias), least), most)
             decay = tl.exp(-rate * (dt[None, :] if IS_SELECTIVE else dt))
         state = state * (decay[:, None] if DECAYS_BY_KEY else decay)
         if IS_DELTA:
