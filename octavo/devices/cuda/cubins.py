@@ -197,8 +197,7 @@ class CubinLauncher:
 
 def has_room(variant: Mapping[str, Any], shared_bytes: int) -> bool:
     """Return whether a variant can be loaded where an SM has this much shared memory."""
-    fits: bool = variant["shared"] <= shared_bytes - _RESERVED
-    return fits
+    return bool(variant["shared"] <= shared_bytes - _RESERVED)
 
 
 def open_launcher(

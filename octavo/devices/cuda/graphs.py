@@ -72,6 +72,7 @@ class _Step:
     batch: ModelInput
     bounds: Sequence[int]
     is_warm: bool = False
+    """Whether the host has launched its kernels."""
     graph: Graph | None = None
     asked: Tensor | None = None
     """The sampling parameters of a step that draws, on the device."""
@@ -118,7 +119,7 @@ class GraphedModel:
         step = self._taken(batch)
         if step is None:
             return self._model(batch)
-        if not self._is_warm(step):
+        if not step.is_warm:
             return self._launch(step)
         if not self._is_captured(step, lambda: self._write_results(step)):
             return self._model(batch)
@@ -144,7 +145,7 @@ class GraphedModel:
         else:
             step.asked.copy_(given, non_blocking=True)
         own = step.asked
-        if not self._is_warm(step):
+        if not step.is_warm:
             hidden = self._launch(step)
             return draw(self.compute_logits(hidden), own) if isinstance(hidden, Tensor) else None
 
@@ -158,7 +159,8 @@ class GraphedModel:
 
         more: a key that the step must share with the batch beside its shape.
         """
-        if not self._is_capturable or len(batch.token_ids) > MAX_ROWS or not _is_plain_decode(batch):
+        is_decode = batch.is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
+        if not self._is_capturable or not is_decode or len(batch.token_ids) > MAX_ROWS:
             return None
         bounds = [CHUNK * power_of_2(-(-max(each.lengths) // CHUNK), least=1) for each in batch.attention]
         widths = [each.block_tables.shape[1] for each in batch.attention]
@@ -174,14 +176,9 @@ class GraphedModel:
         self._steps[key] = step
         return step
 
-    def _is_warm(self, step: _Step) -> bool:
-        """Return whether the host has launched a step's kernels before, and note that it has from now on."""
-        was_warm, step.is_warm = step.is_warm, True
-        return was_warm
-
     def _launch(self, step: _Step) -> Any:
         """Launch a step's kernels, and find reads of values on the host, which a graph could not repeat."""
-        watch = _HostReads()
+        watch, step.is_warm = _HostReads(), True
         with watch:
             found = self._model(_bounded(step, watch.meet))
         if watch.obstacle is not None:
@@ -213,10 +210,6 @@ class GraphedModel:
         self._is_capturable = False
         self._steps.clear()
         _log.info("decode steps are not captured as CUDA graphs: %s", reason)
-
-
-def _is_plain_decode(batch: ModelInput) -> bool:
-    return batch.is_plain and len(batch.token_ids) == len(batch.attention[0].lengths)
 
 
 def _memories(batch: ModelInput) -> list[Tensor]:

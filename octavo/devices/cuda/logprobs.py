@@ -17,11 +17,6 @@ _ONE: Final = float(1 << 42)
 """The mass of the likeliest token in the kernel."""
 
 
-def num_listed(wanted: Sequence[int | None], vocab_size: int) -> int:
-    """Return how many likeliest tokens are searched. wanted: how many each row lists, None for no list and rank."""
-    return min(max(each or 0 for each in wanted), vocab_size)
-
-
 def described(
     logits: Tensor, largest: Tensor, places: Tensor, token_ids: Tensor, num_top: int, launch: Launcher
 ) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.devices.cuda.draws import Draws, Line, Lines, drawn, likeliest_tokens, line_of, lines_of, plan_of
-from octavo.devices.cuda.logprobs import described, num_listed, tokens_of
+from octavo.devices.cuda.logprobs import described, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
 from octavo.devices.cuda.runtime import CudaRuntime, to_device
 from octavo.devices.reference.sampler import Describer, ReferenceSampler
@@ -143,7 +143,7 @@ class CudaSampler(ReferenceSampler):
         self, logits: Tensor, largest: Tensor, owners: Sequence[int], token_ids: Tensor, wanted: Sequence[int | None]
     ) -> Tensor:
         """Return what `described` does of tokens in rows `owners`."""
-        num_top, made = num_listed(wanted, logits.shape[1]), []
+        num_top, made = min(max(each or 0 for each in wanted), logits.shape[1]), []
         # as many at a time as there are rows: so much is planned for
         for part in (slice(*each) for each in chunks(len(owners), len(logits))):
             at = self._to_device(np.array(owners[part]))

@@ -6,7 +6,7 @@ once, while the buffer goes to the host. The stream that computes waits for bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -74,13 +74,8 @@ class Swaps:
     def move_in(self, host: Tensor, blocks: Tensor, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks of the host to blocks of the GPU, before anything that is computed later."""
         sources, targets = _rows(host), _rows(blocks)
-
-        def work() -> None:
-            for each in copies:
-                targets[each.target].copy_(sources[each.source], non_blocking=True)
-
         self._side.wait_for(self._compute)  # which may still read what was in the blocks
-        self._side.run(work)
+        self._side.run(lambda: _send((sources[each.source] for each in copies), targets, copies))
         self._compute.wait_for(self._side)
 
 
@@ -93,8 +88,8 @@ def done_behind(compute: Stream, side: Stream, work: Callable[[], Tensor]) -> Te
     return found[0]
 
 
-def _send(staged: Tensor, targets: Tensor, copies: Sequence[BlockCopy]) -> None:
-    for row, each in zip(staged, copies, strict=True):
+def _send(rows: Iterable[Tensor], targets: Tensor, copies: Sequence[BlockCopy]) -> None:
+    for row, each in zip(rows, copies, strict=True):
         targets[each.target].copy_(row, non_blocking=True)
 
 

@@ -150,10 +150,7 @@ def survey(
 
 
 @triton.jit(do_not_specialize=["num_groups", "num_blocks"])
-def bound(
-    asked, nearest, masses, limits, totals, num_groups, num_blocks, num_columns,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def bound(asked, nearest, masses, limits, totals, num_groups, num_blocks, num_columns, BLOCK: tl.constexpr):
     """Write a distance, int32 [rows], beyond which no filter keeps a token, and int64 [rows] the row's mass, where
     no top-k comes first."""
     row = tl.program_id(0)

@@ -114,10 +114,7 @@ def _rough_arrivals(tokens, key_1, key_2):
 
 
 @triton.jit
-def race_of_logits(
-    logits, largest, asked, scores, places, num_columns, row_stride,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def race_of_logits(logits, largest, asked, scores, places, num_columns, row_stride, BLOCK: tl.constexpr):
     """Write the best score of a block of columns for a row of `asked`, float64 [drawn rows, blocks], -1 for none that
     can win the row, and its column, int32; of equal scores the first column's.
 

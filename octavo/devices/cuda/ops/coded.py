@@ -113,29 +113,13 @@ class _Product:
         shape, rows = self.shape, len(x)
         width = shape.outputs // 2 if shape.is_gated else shape.outputs
         out = torch.empty((rows, width), dtype=dtype, device=x.device)
-        codes = self._quantized(x)
+        codes = self.quantized(x)
         unused = codes[-1]  # in the place of what is read of stacks
         tile = tile_of(self.spec, rows)
-        self._launch(codes, out, -(-rows // tile["BM"]), tile, add, ((unused, unused), (0, 0), {"E": 0}))
+        self.launch(codes, out, -(-rows // tile["BM"]), tile, add, ((unused, unused), (0, 0), {"E": 0}))
         return out
 
-    def of_experts(
-        self, stack: PreparedStack, x: Tensor, routing: Routing, dtype: torch.dtype, *, of_tokens: bool
-    ) -> Tensor:
-        """Return what a stack of these weights does."""
-        out = room_for_rows(stack, routing, self.shape, x, dtype)
-        owners = None
-        if self.spec.has_order:  # each expert has its own: so each pair has codes of its own
-            x = x[routing.order.long() // routing.weights.shape[1]] if of_tokens else x
-            places = torch.arange(len(x), dtype=torch.int32, device=x.device)
-            owners = torch.searchsorted(routing.starts[1:], places, right=True, out_int32=True) - stack.first
-            owners, of_tokens = owners.clamp(0, stack.experts - 1), False
-        tile = tile_of(self.spec, len(out) // stack.experts)
-        grouped = grouped_arguments(stack, routing, of_tokens=of_tokens)
-        self._launch(self._quantized(x, owners), out, num_tiles(stack, routing, tile["BM"]), tile, None, grouped)
-        return out
-
-    def _launch(
+    def launch(
         self,
         quantized: tuple[Tensor, Tensor],
         out: Tensor,
@@ -144,6 +128,7 @@ class _Product:
         add: Tensor | None,
         grouped: tuple[tuple[Tensor, Tensor], tuple[int, int], dict[str, Any]],
     ) -> None:
+        """Write products to `out`. quantized: the rows of x. grouped: which of them an expert has."""
         spec, shape, state, (codes, scales) = self.spec, self.shape, self.state, quantized
         groups, (tensors, numbers, constants) = state["scales"], grouped
         zeros = state.get("zeros", state.get("minimums", groups))
@@ -167,7 +152,7 @@ class _Product:
             **options,
         )
 
-    def _quantized(self, x: Tensor, owners: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def quantized(self, x: Tensor, owners: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return codes int8 [planes, tokens, padded inputs], and scales of tokens. owners: the weight of each token
         whose order of inputs is taken."""
         spec, (tokens, inputs), planes = self.spec, x.shape, self.spec.activation_bits // 8
@@ -215,8 +200,18 @@ class TritonStack(PreparedStack):
         self._product = product
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
-        dtype = torch.float32 if in_float32 else x.dtype
-        return self._product.of_experts(self, x, routing, dtype, of_tokens=of_tokens)
+        product = self._product
+        out = room_for_rows(self, routing, product.shape, x, torch.float32 if in_float32 else x.dtype)
+        owners = None
+        if product.spec.has_order:  # each expert has its own: so each pair has codes of its own
+            x = x[routing.order.long() // routing.weights.shape[1]] if of_tokens else x
+            places = torch.arange(len(x), dtype=torch.int32, device=x.device)
+            owners = torch.searchsorted(routing.starts[1:], places, right=True, out_int32=True) - self.first
+            owners, of_tokens = owners.clamp(0, self.experts - 1), False
+        tile = tile_of(product.spec, len(out) // self.experts)
+        grouped = grouped_arguments(self, routing, of_tokens=of_tokens)
+        product.launch(product.quantized(x, owners), out, num_tiles(self, routing, tile["BM"]), tile, None, grouped)
+        return out
 
 
 class PackedFormat(CodedFormat):
