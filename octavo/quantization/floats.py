@@ -30,6 +30,8 @@ from octavo.quantization.stored import (
 
 _NAN: Final = 255
 """The exponent of 8 bits that stands for NaN."""
+_BYTES: Final = ("I8", "U8")
+"""How bytes with two codes each may be stored."""
 _LEAST_GROUP: Final = 128
 """Inputs that share a scale of FP8 are a multiple of it, where codes stay codes."""
 MXFP4: Final = CodeSpec(4, 32, "none", torch.bfloat16, is_float=True)
@@ -37,10 +39,13 @@ NVFP4: Final = CodeSpec(4, 16, "none", torch.float32, is_float=True)
 
 
 class Fp8(StoredFormat):
-    """`weight` in F8_E4M3 with `weight_scale_inv` of blocks, or `weight_scale` of channels or the tensor."""
+    """`weight` in F8_E4M3 with `weight_scale_inv` of blocks, or `weight_scale` of channels or the tensor.
+
+    DeepSeek-V4 calls them `scale`, and has experts whose weights are codes of MXFP4, two in a byte.
+    """
 
     name = "fp8"
-    suffixes = (".weight_scale_inv", ".weight_scale")
+    suffixes = (".weight_scale_inv", ".weight_scale", ".scale")
 
     def __init__(self, section: Section) -> None:
         """Raise CheckpointError or UnsupportedModel for a config that is not understood."""
@@ -51,7 +56,9 @@ class Fp8(StoredFormat):
         return None
 
     def open(self, name: str, parts: Parts) -> StoredWeight:
-        suffix = ".weight_scale" if ".weight_scale" in parts else ".weight_scale_inv"
+        suffix = next((each for each in (".weight_scale", ".scale") if each in parts), ".weight_scale_inv")
+        if suffix == ".scale" and ".weight" in parts and parts[".weight"].dtype in _BYTES:
+            return _fp4_in_bytes(name, parts)
         return fp8_weight(name, parts, suffix, self._block)
 
 
@@ -141,6 +148,18 @@ def fp4_weight(name: str, parts: Parts, spec: CodeSpec) -> StoredWeight:
     return StoredWeight((outputs, inputs), "MXFP4" if spec is MXFP4 else "NVFP4", read, spec)
 
 
+def _fp4_in_bytes(name: str, parts: Parts) -> StoredWeight:
+    """Open a weight whose bytes have two codes of MXFP4 each, with its exponents in `scale`."""
+    packed, scale = needed(parts, name, ".weight", *_BYTES), needed(parts, name, ".scale", "F8_E8M0", "U8")
+    outputs, columns = sizes_of(packed)
+    expect_shape(scale, (outputs, MXFP4.num_groups(2 * columns)), f"groups of {MXFP4.group} inputs")
+    read = {
+        "codes": lambda rows: nibbles(rows_of(packed, rows).view(torch.uint8)),
+        "scales": lambda rows: powers_of_two(scale, rows),
+    }
+    return StoredWeight((outputs, 2 * columns), "MXFP4", read, MXFP4)
+
+
 def nibbles(packed: Tensor) -> Tensor:
     """Return the codes of bytes [..., n], the lower four bits first: uint8 [..., 2 n]."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
@@ -148,7 +167,7 @@ def nibbles(packed: Tensor) -> Tensor:
 
 def powers_of_two(part: Part, rows: slice) -> Tensor:
     """Return scales that are stored as exponents of 8 bits: bfloat16. Raises CheckpointError for NaN."""
-    exponents = rows_of(part, rows)
+    exponents = rows_of(part, rows).view(torch.uint8)
     if (spoilt := exponents == _NAN).any():
         row = (rows.start or 0) + int(spoilt.nonzero()[0, 0])
         raise CheckpointError(f"{part.name} holds NaN, exponent {_NAN}, in row {row}, expected finite scales")

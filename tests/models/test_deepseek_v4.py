@@ -15,10 +15,15 @@ from octavo.attention.backend import cache_layout
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import Spaced
 from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.models.loader import LoadedModel
 from octavo.models.registry import resolve_model
+from octavo.ops.registry import bind
+from octavo.quantization.method import KeptAs
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
+from tests.fakes.quantized import exponents, fp4, fp8, quantize
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(30)]
@@ -135,3 +140,30 @@ def test_a_context_is_not_bounded_by_the_vectors_that_are_chosen(tmp_path: Path)
     path = make_checkpoint("deepseek_v4", tmp_path)
     assert json.loads((path / "config.json").read_text())["index_topk"] == 3
     assert load(path).config.max_positions == 256
+
+
+def test_weights_of_the_release_are_read(tmp_path: Path) -> None:
+    """Experts are codes of 4 bits, two in a byte; others floats of 8 bits, with the exponents of blocks."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32}
+    path, of_blocks = make_checkpoint("deepseek_v4", tmp_path / "model", **sizes), fp8(16, 16, ".scale")
+
+    def encode(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if ".experts." in name:
+            powers = exponents(weight)
+            codes, meaning = fp4(weight, torch.exp2(powers.float() - 127))
+            return {".weight": codes.view(torch.int8), ".scale": powers.view(torch.float8_e8m0fnu)}, meaning
+        parts, _ = of_blocks(name, weight)
+        powers = torch.exp2(torch.ceil(parts[".scale"].log2()))
+        whole = powers.repeat_interleave(16, 0)[: len(weight)].repeat_interleave(16, 1)[:, : weight.shape[1]]
+        codes = (weight / whole).to(torch.float8_e4m3fn)
+        return {".weight": codes, ".scale": powers.to(torch.float8_e8m0fnu)}, codes.float() * whole
+
+    config = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [16, 16]}
+    stored = r".*\.ffn\..*\.w[123]|.*\.(wq_[ab]|wo_[ab])|.*\.attn\.wkv"
+    made = quantize(path, encode, {**config, "activation_scheme": "dynamic"}, weights=stored)
+    names = {each.name for each in Checkpoint.open(made).tensors.values()}
+    assert {"model.layers.1.attn.wq_a.scale", "model.layers.1.ffn.experts.0.w1.scale"} <= names
+    expected = logits(path)
+    kept_as = KeptAs(activation_bits=16)
+    model = LoadedModel.open(Checkpoint.open(made), Mesh.single(), kept_as=kept_as).load(bind(), ReferenceBackend())
+    torch.testing.assert_close(logits_of(model, TOKENS), expected, atol=1e-3, rtol=1e-3)
