@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
-from octavo.config.released_phi4 import IMAGE_ADAPTER, PHI4, RELEASED
+from octavo.config.released_phi4 import ADAPTERS, PHI4, RELEASED
 from octavo.config.section import Section
-from octavo.config.sounds import is_granite
+from octavo.config.sounds import is_granite, sound_section
 
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs
@@ -36,8 +36,10 @@ def own_adapter(checkpoint: Checkpoint, kind: str) -> OwnAdapter | None:
     stored = checkpoint.stored
     file, key, absent = checkpoint.path / _FILE, "has_lora_adapter", "false"
     if checkpoint.architecture in (PHI4, RELEASED):
-        file, key, absent = checkpoint.path / IMAGE_ADAPTER / _FILE, "vision_lora", "null"
-        if kind != "image" or stored.values.get(key, True) is None or image_settings(checkpoint) is None:
+        folder, key = ADAPTERS[kind]
+        file, absent = checkpoint.path / folder / _FILE, "null"
+        is_read = image_settings(checkpoint) if kind == "image" else sound_section(checkpoint)
+        if stored.values.get(key, True) is None or is_read is None:
             return None
     elif kind != "audio" or not is_granite(checkpoint) or not stored.bool(key, True):
         return None

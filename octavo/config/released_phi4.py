@@ -10,10 +10,12 @@ from octavo.config.section import Section
 PHI4: Final = "Phi4MultimodalForCausalLM"
 """transformers' name of the architecture."""
 RELEASED: Final = "Phi4MMForCausalLM"
-IMAGE_ADAPTER: Final = "vision-lora"
-"""The folder of the adapter that prompts with images are computed with."""
+ADAPTERS: Final = {"image": ("vision-lora", "vision_lora"), "audio": ("speech-lora", "speech_lora")}
+"""The folders of the adapters that prompts with images, and those with sounds alone, are computed with, and the keys of
+config.json that are null where there is none."""
 _IMAGE_TOKEN: Final = 200_010
-_AROUND: Final = frozenset({"auto_map", "embd_layer", "img_processor"})
+_AUDIO_TOKEN: Final = 200_011
+_AROUND: Final = frozenset({"audio_processor", "auto_map", "embd_layer", "img_processor"})
 _OF_IMAGES: Final = {
     "embedding_cls": "tune_image",
     "hd_transform_order": "sub_glb",
@@ -22,10 +24,38 @@ _OF_IMAGES: Final = {
     "use_hd_transform": True,
     "with_learnable_separator": True,
 }
+_OF_SOUNDS: Final = {
+    "downsample_rate": 1,
+    "embedding_cls": "audio",
+    "projection_cls": "mlp",
+    "use_conv_downsample": False,
+    "use_qformer": False,
+}
+_OF_ENCODER: Final = {
+    "batch_norm": False,
+    "bias_in_glu": True,
+    "causal": True,
+    "ext_pw_kernel_size": 1,
+    "input_layer": "nemo_conv",
+}
+_AUDIO: Final = {
+    "hidden_size": "attention_dim",
+    "num_attention_heads": "attention_heads",
+    "intermediate_size": "linear_units",
+    "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
+    **{
+        name: name
+        for name in (
+            *("activation", "chunk_size", "conv_activation", "conv_glu_type", "depthwise_multiplier", "dropout_rate"),
+            *("ext_pw_out_channel", "input_size", "kernel_size", "left_chunk", "num_blocks", "time_reduction"),
+        )
+    },
+}
+"""transformers' names of sizes of the encoder of sounds, and those of the release."""
 
 
 def phi4_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config with the sizes of its encoder of images, and with the token that stands for an image.
+    """Return a config with the sizes of its encoders, and with the tokens that stand for an image and for a sound.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
@@ -38,18 +68,45 @@ def phi4_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             layer.expect(name, value, default=value)
         side = layer.positive("crop_size", 448)
         vision = Section({"crop_size": side, "image_size": side}, where, "vision_config.")
+    audio = section.section("audio_config")
+    processor = section.section("audio_processor")
+    if audio is None and processor is not None:
+        audio = Section(_audio(section, processor), where, "audio_config.")
+    own: dict[str, Any] = {}
+    if audio is not None:
+        token = audio.positive("audio_token_id", section.positive("audio_token_id", _AUDIO_TOKEN))
+        own = {"audio_config": dict(audio.values), "audio_token_id": token}
     return {
         **{name: value for name, value in config.items() if name not in _AROUND},
         "image_token_id": vision.positive("image_token_id", _IMAGE_TOKEN),
         "vision_config": dict(vision.values),
+        **own,
     }
+
+
+def _audio(section: Section, part: Section) -> dict[str, Any]:
+    """Return the sizes of the encoder of sounds by transformers' names. part: `audio_processor` of the release."""
+    around = section.section("embd_layer") or Section({}, section.where)
+    layer = around.section("audio_embd_layer") or Section({}, section.where)
+    stored = part.section("config") or Section({}, section.where)
+    for of, fixed in ((layer, _OF_SOUNDS), (stored, _OF_ENCODER)):
+        for name, value in fixed.items():
+            of.expect(name, value, default=value)
+    own = {name: stored.values[old] for name, old in _AUDIO.items() if stored.values.get(old) is not None}
+    convolved, bias = (stored.section(name) for name in ("nemo_conv_settings", "relative_attention_bias_args"))
+    if convolved is not None:
+        own["nemo_conv_channels"] = convolved.positive("conv_channels", 1024)
+    if bias is not None:
+        own["bias_max_distance"] = bias.positive("t5_bias_max_distance", 1000)
+    return own
 
 
 def adapter_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the files in folders that a model with this config is served with."""
     names = config.get("architectures")
     names_of_adapter = ("adapter_config.json", "adapter_model.safetensors")
-    return tuple(f"{IMAGE_ADAPTER}/{each}" for each in names_of_adapter if names in ([PHI4], [RELEASED]))
+    folders = [folder for folder, _ in ADAPTERS.values()] if names in ([PHI4], [RELEASED]) else []
+    return tuple(f"{folder}/{each}" for folder in folders for each in names_of_adapter)
 
 
 def phi4_settings(settings: Section) -> Mapping[str, Any]:

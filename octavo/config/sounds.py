@@ -6,16 +6,19 @@ from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
+from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
 
 _GRANITE: Final = ("GraniteSpeech", "GraniteSpeechPlus")
+PHI4_SOUNDS: Final = (PHI4, RELEASED)
+_SETTINGS: Final = ("preprocessor_config.json", "processor_config.json")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
         *("AudioFlamingo3", "Gemma3n", "Gemma4", "Gemma4Unified", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni"),
         *("Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
-)
+) | {*PHI4_SOUNDS}
 """Architectures whose sounds are read, with transformers."""
 
 
@@ -29,7 +32,26 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
     if is_granite(checkpoint):
         return _granite(checkpoint.stored)
     section = checkpoint.stored.section("audio_config")
+    if section is not None and checkpoint.architecture in PHI4_SOUNDS:
+        # as for images, there have to be settings beside the weights
+        return _phi4(section) if any((checkpoint.path / name).is_file() for name in _SETTINGS) else None
     check_encoder(section)
+    return section
+
+
+def _phi4(section: Section) -> Section:
+    """Return the encoder's part without what is the same in all. Raises CheckpointError or UnsupportedModel for an
+    encoder that transformers' class is not."""
+    section.expect("chunk_size", -1, default=-1)  # no chunks
+    section = Section({**section.values, "chunk_size": None}, section.where, "audio_config.")
+    check_encoder(section)
+    section.expect("downsample_rate", 1, default=1)
+    width, joined = section.positive("hidden_size", 1024), section.positive("time_reduction", 8)
+    if joined < 2 or joined & (joined - 1):
+        raise section.error("time_reduction", "a power of 2")
+    for name in ("ext_pw_out_channel", "depthwise_separable_out_channel"):
+        if section.positive(name, 1024) != width:
+            raise section.error(name, f"hidden_size, which is {width}")
     return section
 
 

@@ -1,7 +1,8 @@
-"""What Phi-4-multimodal reads images with: SigLIP by tiles, of whose vectors four neighbours become one.
+"""What Phi-4-multimodal reads images with: SigLIP by tiles, of whose vectors four neighbours become one; and sounds: a
+conformer, whose vectors are projected in another way where the prompt has images.
 
 The rows of all tiles together, without what fills them up, come first, each with a vector for its end; then one vector,
-and the rows of the whole image. Prompts with images are computed with an adapter of the checkpoint.
+and the rows of the whole image. Prompts with images or sounds are computed with adapters of the checkpoint.
 Source: https://arxiv.org/abs/2503.01743.
 """
 
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
+from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
+from octavo.models.hearing import SoundReader
 from octavo.models.vision import ImageReader
 
 _TOWER = r"embed_tokens_extend\.image_embed\.img_processor"
@@ -33,6 +36,8 @@ class _Encoder(nn.Module):
         del tower.head, tower.post_layernorm
         tower.encoder.layers = tower.encoder.layers[: num_layers_read(library)]
         self.embed_tokens_extend = nn.ModuleDict({"image_embed": embed})
+        if library.reads_sounds:
+            self.embed_tokens_extend["audio_embed"] = phi4.Phi4MultimodalAudioEmbedding(library)
 
     def forward(self, pixels: Tensor, mask: Tensor, size: Tensor) -> Tensor:
         """pixels [tiles, 3, side, side], the whole image first; mask [tiles, rows, columns], 1 for patches of the
@@ -51,6 +56,16 @@ class _Encoder(nn.Module):
         vectors = torch.cat([lines[0], embed.global_img_feature_extensor[0], lines[1]])
         return embed.img_projection_down(F.gelu(embed.img_projection_up(vectors)))
 
+    def hear(self, features: Tensor, *, has_images: bool) -> Tensor:
+        """features [1, frames, bands] → [vectors, hidden]."""
+        embed: Any = self.embed_tokens_extend["audio_embed"]
+        heard = embed.encoder(features, None)
+        if has_images:
+            made = embed.down_proj_for_vision_speech(F.gelu(embed.up_proj_for_vision_speech(heard)))
+        else:
+            made = embed.down_proj_for_speech(F.gelu(embed.up_proj_for_speech(heard)))
+        return made[0]
+
     def _seen(self, tower: Any, pixels: Tensor, mask: Tensor) -> Tensor:
         """Return [tiles, rows, columns, width] of two patches by two."""
         x = tower.embeddings(pixel_values=pixels, patch_attention_mask=mask)
@@ -68,11 +83,10 @@ def num_layers_read(library: Any) -> int:
     return int(layer if layer >= 0 else depth + 1 + layer)
 
 
-class Phi4Reader(ImageReader):
-    """What the text model becomes one that reads images with."""
+class Phi4Reader(SoundReader):
+    """What the text model becomes one that reads images and sounds with, or images alone."""
 
     encoder: _Encoder
-    UNUSED = ()
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -81,6 +95,7 @@ class Phi4Reader(ImageReader):
         depth = config.library.vision_config.num_hidden_layers
         if not 0 <= num_layers_read(config.library) <= depth:
             raise vision.error("feature_layer", f"a layer of the encoder, which has {depth}")
+        config.library.reads_sounds = sound_section(c) is not None
         return config
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
@@ -90,7 +105,7 @@ class Phi4Reader(ImageReader):
         self.IGNORED = (  # type: ignore[misc]
             *ImageReader.IGNORED,
             r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight",
-            r"embed_tokens_extend\.audio_embed\..*",
+            *(() if c.library.reads_sounds else (r"embed_tokens_extend\.audio_embed\..*",)),
             rf"{_TOWER}\.(?:head|post_layernorm)\..*",
             rf"{_TOWER}\.encoder\.layers\.(?:{unread})\..*",
         )
@@ -99,11 +114,16 @@ class Phi4Reader(ImageReader):
         return _Encoder(library)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
-        """Return [vectors, hidden] of an image.
+        """Return [vectors, hidden] of an image or a sound.
 
         arrays: image_pixel_values [1, tiles, 3, side, side], image_attention_mask [1, tiles, rows, columns] of patches
-        and image_sizes [1, (height, width)].
+        and image_sizes [1, (height, width)]; or input_features [frames, bands] and has_images [1].
         """
+        if kind == "audio":
+            features = arrays["input_features"]
+            self.fill(features.device)
+            features = features[None].to(next(self.encoder.parameters()).dtype)
+            return self.encoder.hear(features, has_images=bool(arrays["has_images"]))
         pixels, mask, sizes = (
             arrays[name][0] for name in ("image_pixel_values", "image_attention_mask", "image_sizes")
         )

@@ -133,6 +133,18 @@ _PHI4: Final = tuple(
         (r"glb_GN$", "global_img_feature_extensor"),
         (r"sub_GN$", "sub_img_feature_extensor"),
     )
+) + tuple(
+    (re.compile(rf"^((?:model\.)?embed_tokens_extend\.audio_embed\.(?:.*\.)?){old}"), rf"\1{own}")
+    for old, own in (
+        (r"(feed_forward_(?:in|out))\.net\.0\.linear\.", r"\2.gate_up_proj."),
+        (r"(feed_forward_(?:in|out))\.net\.2\.", r"\2.down_proj."),
+        (r"self_attn\.linear_([qkv])\.", r"self_attn.\2_proj."),
+        (r"self_attn\.linear_out\.", "self_attn.o_proj."),
+        (r"audio_projection\.speech\.0\.", "up_proj_for_speech."),
+        (r"audio_projection\.speech\.2\.", "down_proj_for_speech."),
+        (r"audio_projection\.vision\.0\.", "up_proj_for_vision_speech."),
+        (r"audio_projection\.vision\.2\.", "down_proj_for_vision_speech."),
+    )
 )
 
 

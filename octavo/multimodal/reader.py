@@ -19,7 +19,7 @@ from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.own_adapters import own_adapter
 from octavo.config.schema import ModelConfig
-from octavo.config.sounds import READ_SOUND, sound_section
+from octavo.config.sounds import PHI4_SOUNDS, READ_SOUND, sound_section
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
@@ -52,7 +52,12 @@ _MOST_ELEMENTS: Final = 1 << 22
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
 _STATED: Final = (
     ("image", READ_IMAGES, "neither preprocessor_config.json nor processor_config.json has image_processor_type"),
-    ("audio", READ_SOUND, "config.json has no audio_config"),
+    ("audio", READ_SOUND - {*PHI4_SOUNDS}, "config.json has no audio_config"),
+    (
+        "audio",
+        PHI4_SOUNDS,
+        "config.json has no audio_processor or audio_config, or there is no preprocessor_config.json",
+    ),
 )
 """Kinds, the architectures that read them, and why a checkpoint of one does not."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
@@ -17,6 +18,7 @@ from octavo.multimodal import gemma_sounds
 from octavo.multimodal.family import first_positive
 from octavo.multimodal.gemma_sounds import Around, Frames
 from octavo.multimodal.log_mel import LogMel
+from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
 from octavo.multimodal.usm_mel import UsmMel
@@ -27,14 +29,15 @@ class _Family(NamedTuple):
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
     one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
     there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens around a sound."""
+    tokens around a sound. knows_images: the encoder is told whether the prompt has images, too."""
 
     write: Callable[[Any, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
-    read: Callable[[Checkpoint, Section], UsmMel | Frames] | None = None
+    read: Callable[[Checkpoint, Section], UsmMel | Frames | Phi4Mel] | None = None
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
+    knows_images: bool = False
 
 
 class SoundPrompts:
@@ -64,10 +67,11 @@ class SoundPrompts:
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-            self._log_mel: LogMel | UsmMel | Frames = LogMel.of(checkpoint.path, sizes)
+            self._log_mel: LogMel | UsmMel | Frames | Phi4Mel = LogMel.of(checkpoint.path, sizes)
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
+        self._knows_images = family.knows_images
         self._around = Around() if family.around is None else family.around(config, encode)
         num_windows = 1
         if family.window is not None:
@@ -111,7 +115,7 @@ class SoundPrompts:
             places.append(len(written))
             if token_id == self.marker:
                 written += self._joined(written, self._around.before)
-                made = self._sound(next(waiting), len(written))
+                made = self._sound(next(waiting), len(written), has_images=bool(others))
                 media += made
                 count = sum(each.num_embeddings for each in made)
                 end = self._around.end
@@ -127,7 +131,7 @@ class SoundPrompts:
     def _joined(self, written: list[int], tokens: list[int]) -> list[int]:
         return self._lines.behind(written, tokens) if self._around.behind else tokens
 
-    def _sound(self, value: Any, offset: int) -> list[MediaInput]:
+    def _sound(self, value: Any, offset: int, *, has_images: bool) -> list[MediaInput]:
         """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
         settings = self._log_mel
         samples = read_sound(value, settings.sampling_rate, FIELD, self.most_s)
@@ -140,6 +144,9 @@ class SoundPrompts:
                     field=FIELD,
                     code="request_too_large",
                 )
+            if self._knows_images:
+                arrays = {**each.arrays, "has_images": _number(has_images)}
+                each = msgspec.structs.replace(each, arrays=arrays, digest=digest_of(arrays))
             made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))
             offset += each.num_embeddings
         return made
@@ -333,7 +340,10 @@ _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
 _GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0)
+_PHI4: Final = _Family(phi4_sound, most_s=MOST_S, read=Phi4Mel.of, knows_images=True)
 _FAMILIES: Final = {
+    PHI4: _PHI4,
+    RELEASED: _PHI4,
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
     "Gemma3nForConditionalGeneration": _Family(
         gemma_sounds.filled_up,

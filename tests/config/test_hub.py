@@ -80,13 +80,14 @@ def test_folders_of_modules_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
     }
 
 
-def test_the_adapter_for_images_is_fetched_with_the_weights(hub: FakeHub, tmp_path: Path) -> None:
+def test_adapters_for_images_and_sounds_are_fetched_with_the_weights(hub: FakeHub, tmp_path: Path) -> None:
     path = locate("someone/adapted", endpoint=hub.address, cache_dir=tmp_path, with_weights=False)
     assert not (path / "vision-lora").exists()
     path = locate("someone/adapted", endpoint=hub.address, cache_dir=tmp_path)
     found = {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
-    adapter = {f"vision-lora/adapter_{each}" for each in ("config.json", "model.safetensors")}
-    assert found == {*TEXT, "model.safetensors", *adapter}
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    adapters = {f"{kind}-lora/{each}" for kind in ("speech", "vision") for each in names}
+    assert found == {*TEXT, "model.safetensors", *adapters}
 
 
 def test_archives_are_fetched_only_where_there_is_nothing_better(hub: FakeHub, tmp_path: Path) -> None:

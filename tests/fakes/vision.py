@@ -79,8 +79,8 @@ def _write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def load_vision_oracle(path: Path, architecture: str) -> Any:
-    """The checkpoint as transformers reads it, in float32 with its plainest attention."""
+def load_vision_oracle(path: Path, architecture: str, adapter: str = "vision-lora") -> Any:
+    """The checkpoint as transformers reads it, in float32 with its plainest attention. adapter: of Phi-4-multimodal."""
     import torch
 
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def load_vision_oracle(path: Path, architecture: str) -> Any:
         # transformers 5.24 reads this of what its text model returns, which lacks it
         oracle.language_model.register_forward_hook(lambda *call: setattr(call[2], "image_outputs", None))
     if architecture.startswith("Phi4"):
-        merge_adapter(oracle, path)
+        merge_adapter(oracle, path, adapter)
     if architecture.startswith("Mllama"):
         _hide_unseen(oracle)
     return oracle

@@ -38,6 +38,18 @@ def test_its_config_has_an_encoder_and_a_token_for_images() -> None:
     assert found["vision_config"] == {"crop_size": 448, "image_size": 448}
     assert found["image_token_id"] == 200_010
     assert not found.keys() & {"auto_map", "embd_layer", "img_processor"}
+    assert "audio_config" not in found
+    processor: dict[str, Any] = {
+        "name": "cascades",
+        "config": {"attention_dim": 64, "linear_units": 96, "causal": True},
+    }
+    released["audio_processor"] = processor
+    found = Checkpoint(Path("phi"), released).stored.values
+    assert (found["audio_config"], found["audio_token_id"]) == ({"hidden_size": 64, "intermediate_size": 96}, 200_011)
+    processor["config"]["input_layer"] = "linear"
+    with pytest.raises(UnsupportedModel, match=r"input_layer is \"linear\", expected \"nemo_conv\""):
+        Checkpoint(Path("phi"), released)
+    del released["audio_processor"]
     part["hd_transform_order"] = "glb_sub"
     with pytest.raises(UnsupportedModel, match=r"hd_transform_order is \"glb_sub\", expected \"sub_glb\""):
         Checkpoint(Path("phi"), released)
@@ -51,7 +63,7 @@ def test_its_settings_are_those_of_the_processor(path: Path) -> None:
 
 def test_prompts_with_images_alone_have_the_adapter(path: Path) -> None:
     assert own_adapter(Checkpoint.open(path), "image") == OwnAdapter(path / "vision-lora", 4)
-    assert own_adapter(Checkpoint.open(path), "audio") is None
+    assert own_adapter(Checkpoint.open(path), "audio") == OwnAdapter(path / "speech-lora", 4)
     with_adapter = bits(generate(path, PROMPTS))
     edit_config(path, vision_lora=None)
     assert own_adapter(Checkpoint.open(path), "image") is None
