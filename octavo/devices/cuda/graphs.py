@@ -225,7 +225,7 @@ def _placed(batch: ModelInput, rooms: Rooms) -> ModelInput:
     """Return the batch copied into this memory."""
     own = {id(each): _copied(rooms, place, each) for place, each in enumerate(_memories(batch))}
 
-    def placed(tensor: Tensor) -> Tensor:
+    def placed(tensor: Tensor) -> Any:
         if id(tensor) in own:
             return own[id(tensor)]
         # where it is in the memory of which this is a copy
