@@ -101,6 +101,13 @@ class PlainWaiting:
     def pass_over(self, states: Iterable[AdapterState]) -> None:
         self._passed.update(states)
 
+    @property
+    def num_adapters(self) -> int:
+        return len({group.request.adapter for group in self._keys} - {None})
+
+    def has_adapter(self, adapter: str) -> bool:
+        return any(group.request.adapter == adapter for group in self._keys)
+
     def one_of_each_adapter(self) -> Iterator[SequenceGroup]:
         return iter(self._keys)
 
