@@ -173,8 +173,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         super().__setattr__(name, _checked(name, value, *_FIELDS[name]))
 
     def __delattr__(self, name: str) -> None:
-        default = f"; set it to its default, {_DEFAULTS[name]!r}" if name in _FIELDS else ""
-        raise InvalidRequest(f"{name} cannot be deleted from sampling parameters{default}", field=name)
+        raise InvalidRequest(f"{name} cannot be deleted; set it to its default, {_DEFAULTS.get(name)!r}", field=name)
 
     @classmethod
     def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
@@ -292,9 +291,7 @@ def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise InvalidRequest(
-            f"{name} is a number of {value.bit_length()} bits; at most {_MOST_BITS} make sense", field=name
-        )
+        raise InvalidRequest(f"{name} has {value.bit_length()} bits; at most {_MOST_BITS} make sense", field=name)
     if not math.isfinite(value):
         raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
     if kind is int and int(value) != value:

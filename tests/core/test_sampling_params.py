@@ -185,10 +185,8 @@ def test_a_field_can_be_set_and_is_checked() -> None:
         params.top_p = 2.0
     with pytest.raises(InvalidRequest, match="top_q is not a sampling parameter; did you mean top_p"):
         params.top_q = 0.5  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequest, match=r"temperature cannot be deleted .* set it to its default, 1\.0"):
+    with pytest.raises(InvalidRequest, match=r"temperature cannot be deleted; set it to its default, 1\.0"):
         del params.temperature
-    with pytest.raises(InvalidRequest, match="heat cannot be deleted from sampling parameters$"):
-        del params.heat  # type: ignore[attr-defined]
     params.min_tokens = 50
     params.max_tokens = 60
     assert msgspec.structs.replace(params) == SamplingParams(max_tokens=60, min_tokens=50, stop=("end",))

@@ -161,7 +161,7 @@ def test_adapters_that_run_and_wait_are_in_the_labels_that_vllm_has() -> None:
 
 def test_open_requests_of_an_adapter_are_counted_while_there_are_any() -> None:
     metrics = Metrics("m")
-    assert b"adapter" not in metrics.render()
+    assert b"adapter_requests" not in metrics.render()
     with metrics.adapter_in_use("a", 2), metrics.adapter_in_use("b", 1):
         with metrics.adapter_in_use("a", 1):
             assert b'octavo:adapter_requests{adapter="a",model_name="m"} 3.0' in metrics.render()
