@@ -123,7 +123,7 @@ def test_equal_sequences_are_not_computed_to_choose_among_them() -> None:
 
 def test_a_number_beyond_all_sense_is_refused_like_others() -> None:
     for field in ("n", "best_of", "max_tokens", "temperature", "seed"):
-        with pytest.raises(InvalidRequest, match=f"{field} is a number of 16610 bits") as caught:
+        with pytest.raises(InvalidRequest, match=f"{field} has 16610 bits") as caught:
             SamplingParams(**{field: 10**5000})  # type: ignore[arg-type]
         assert caught.value.field == field
 
