@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn, cast
 
 import msgspec
-import uvloop
 
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
@@ -31,7 +30,7 @@ from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import loading_app
 from octavo.server.connections import CLOSING_S
-from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, serve_on
+from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, run_to_exit_code, serve_on
 from octavo.server.sockets import bind
 
 BACK_OFF_S: Final = 1.0
@@ -72,8 +71,7 @@ class ApiServers:
 
     def run(self, start_replicas: StartReplicas) -> int:
         """Serve until a signal or the end of the cores; returns the exit code, 0 after a signal."""
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(self._run(start_replicas))
+        return run_to_exit_code(self._run(start_replicas))
 
     async def _run(self, start_replicas: StartReplicas) -> int:
         loop = asyncio.get_running_loop()

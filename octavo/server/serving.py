@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,9 @@ _BACKLOG = 4096
 
 _OBJECTS_UNTIL_COLLECTION = 50_000
 """New objects after which the garbage collector looks for cycles; those are few."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that a server handles."""
 
 _LOG_INTERVAL_S = 5.0
 """How often the load is logged while there are requests."""
@@ -98,8 +101,23 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: Star
 def serve_on(listener: socket.socket, engine_args: EngineArgs, app: App, start_replicas: StartReplicas) -> int:
     """Serve an application on a socket until a signal or the engine's end; returns the exit code."""
     _raise_open_files()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_start_and_serve(engine_args, app, listener, start_replicas))
+    return run_to_exit_code(_start_and_serve(engine_args, app, listener, start_replicas))
+
+
+def run_to_exit_code(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine that handles signals on an event loop of its own, and return its exit code.
+
+    The handlers of before are restored: a loop of uvloop leaves its own behind, with which the process would hear
+    neither Ctrl-C nor SIGTERM.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main)
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 async def _start_and_serve(

@@ -66,12 +66,12 @@ class Servers:
 
 
 @pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    """Restore the handlers of this process: those of uvloop stay where its loop ends with an error."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def _handlers_are_left_as_they_were() -> Iterator[None]:
+    """Whatever ends the servers, the program that has called them hears its signals as before."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.fixture

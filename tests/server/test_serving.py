@@ -19,10 +19,11 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import SchedulerStats
-from octavo.errors import ConfigError
+from octavo.engine.replicas import Replicas
+from octavo.errors import CheckpointError, ConfigError
 from octavo.server.app import loading_app
 from octavo.server.sending import OpenRequests
-from octavo.server.serving import HttpServer, StopSignals, describe_load, log_load, serve, unless_stopped
+from octavo.server.serving import HttpServer, StopSignals, describe_load, log_load, serve, serve_on, unless_stopped
 from octavo.server.sockets import bind, listening, url_of
 from tests.server.conftest import Served
 from tests.server.fake_llm import MAX_MODEL_LEN, FakeAsyncLLM
@@ -137,6 +138,14 @@ async def test_start_that_fails_raises_its_error() -> None:
     starting.set_exception(ConfigError("no such model"))
     with pytest.raises(ConfigError, match="no such model"):
         await unless_stopped(starting, StopSignals())
+
+
+def test_a_program_that_serves_hears_its_signals_afterwards() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before, args = [signal.getsignal(number) for number in numbers], ServerArgs(port=0)
+    with listening(args) as listener, pytest.raises(CheckpointError, match="/nowhere"):
+        serve_on(listener, EngineArgs(model="/nowhere"), loading_app(args), Replicas.start)
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_ready_line_tells_model_api_and_page(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:
