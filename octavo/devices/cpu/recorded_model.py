@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
 from octavo.devices.dry_run import storage_of
-from octavo.devices.watched_lengths import WatchedLengths
+from octavo.devices.watch import Watch, watched
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -89,10 +88,9 @@ class RecordedModel:
     def _record(self, batch: ModelInput) -> tuple[Tensor, _Recording | None]:
         """Return the hidden states of `batch`, and the recording for the next ones like it unless there can be none."""
         watch = _Watch()
-        watched = _watched(batch, watch)
         with watch:
             room = self._max_tokens, len(batch.token_ids)
-            hidden, calls = self._runtime.record(lambda: self._model(watched), room)
+            hidden, calls = self._runtime.record(lambda: self._model(watched(batch, watch.meet)), room)
         if watch.obstacle is None:
             return hidden, _Recording(calls, hidden, (batch, watch.made))
         self._is_recordable = False
@@ -129,7 +127,7 @@ _DESCRIPTIONS = frozenset(
 """Functions that describe how a tensor lies in memory, not its contents. `__get__` reads attributes (`shape`)."""
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(Watch):
     """Finds the first call of torch that does more than cut a tensor differently or make an empty one.
 
     On the level of torch's Python functions: the one below has to import seconds of torch before its first call. A mesh
@@ -138,7 +136,6 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.obstacle: str | None = None
         self.made: list[Any] = []
 
     def __torch_function__(
@@ -152,10 +149,6 @@ class _Watch(TorchFunctionMode):
             self.meet(func.__qualname__ if isinstance(func, MethodType) else f"torch's {name}")
         return result
 
-    def meet(self, obstacle: str) -> None:
-        """Note what a list of kernel calls would leave out."""
-        self.obstacle = self.obstacle or obstacle
-
 
 def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     is_in_place = name.endswith("_") and not name.endswith("__")
@@ -165,11 +158,3 @@ def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, An
     outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
     # without outputs it has read a value
     return bool(outputs) and all(storage_of(each) in inputs for each in outputs)
-
-
-def _watched(batch: ModelInput, watch: _Watch) -> ModelInput:
-    """Return an input that notices reads of lengths on the host, which are others in the next step."""
-    attention = [
-        replace(each, lengths=WatchedLengths(each.lengths, watch.meet), derived={}) for each in batch.attention
-    ]
-    return replace(batch, attention=attention)

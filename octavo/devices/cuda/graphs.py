@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.devices.cuda.attention import CHUNK, LONGEST
 from octavo.devices.cuda.runtime import power_of_2
 from octavo.devices.device import LanguageModel
-from octavo.devices.watched_lengths import WatchedLengths
+from octavo.devices.watch import Watch, watched
 
 _log = logging.getLogger(__name__)
 
@@ -247,11 +246,7 @@ def _placed(batch: ModelInput, rooms: Rooms) -> ModelInput:
 
 def _bounded(step: _Step, meet: Callable[[str], None]) -> ModelInput:
     """Return the step's batch with bounds in place of its longest lengths, and without cached values of another run."""
-    attention = [
-        replace(each, lengths=WatchedLengths(each.lengths, meet), derived={LONGEST: bound})
-        for each, bound in zip(step.batch.attention, step.bounds, strict=True)
-    ]
-    return replace(step.batch, attention=attention)
+    return watched(step.batch, meet, [{LONGEST: bound} for bound in step.bounds])
 
 
 _READS: Final = frozenset(
@@ -264,12 +259,8 @@ _READS: Final = frozenset(
 """Functions of torch that wait for the device, or take values of this step from the host."""
 
 
-class _HostReads(TorchFunctionMode):
+class _HostReads(Watch):
     """Finds the first call of torch that reads a value on the host, or takes one from there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.obstacle: str | None = None
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -280,9 +271,6 @@ class _HostReads(TorchFunctionMode):
         elif name in ("__getitem__", "__setitem__") and _has_mask(args[1]):
             self.meet("how many values a mask selects is read on the host")
         return func(*args, **(kwargs or {}))
-
-    def meet(self, obstacle: str) -> None:
-        self.obstacle = self.obstacle or obstacle
 
 
 def _has_mask(index: Any) -> bool:
