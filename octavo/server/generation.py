@@ -85,13 +85,15 @@ class EngineRequests:
         *,
         record: Callable[[RequestOutput], None] | None = None,
         direct: DirectReader | None = None,
+        yields_aborted: bool = False,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Yield outputs of the engine with the index of their prompt, but for those that `direct` takes. Closing it
         aborts what still runs.
 
         field_names: what the client calls a field that the engine knows by another name. record: gets each output, also
-        of a request that ends with an error. Raises InvalidRequest before the first output, ApiError for a model that
-        is not served and a request that ends with an error or is aborted.
+        of a request that ends with an error. yields_aborted: the client learns of an abort by the finish reason. Raises
+        InvalidRequest before the first output, ApiError for a model that is not served and a request that ends with an
+        error, or is aborted and not yielded.
         """
         if self._options is None:  # all prompts of a request have the adapter that its name stands for now
             adapter = await self._context.models.adapter(self._asked.model)
@@ -111,9 +113,14 @@ class EngineRequests:
                         record(output)
                     if output.error is not None:
                         raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
-                    if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
+                    if not yields_aborted and is_aborted(output):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     yield index, output
+
+
+def is_aborted(output: RequestOutput) -> bool:
+    """Return whether a pause or another call has ended a request before its time."""
+    return output.finished and any(each.finish_reason == "abort" for each in output.outputs)
 
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
@@ -135,13 +142,15 @@ class Generation(ABC):
 
     kind: the struct of its body. id_prefix: what its ids begin with. chunk_kind: that of chunks with choices.
     end_of_stream: what follows the last chunk of a stream. field_names: what the client calls a field that the engine
-    knows by another name, for the messages of errors. Raises ApiError 404 for the model, and InvalidRequest.
+    knows by another name, for the messages of errors. yields_aborted: a response says that its request was aborted, and
+    has what there is; otherwise an error takes its place. Raises ApiError 404 for the model, and InvalidRequest.
     """
 
     kind: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
     chunk_kind: ClassVar[type[msgspec.Struct]]
     end_of_stream: ClassVar[bytes] = DONE
+    yields_aborted: ClassVar[bool] = False
 
     def __init__(
         self, context: ServerContext, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt]
@@ -265,7 +274,14 @@ class Generation(ABC):
             yield self.end_of_stream
 
     def _outputs(self, direct: DirectReader | None = None) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        return self._requests.outputs(self.prompts, self.params, self.field_names, record=self._record, direct=direct)
+        return self._requests.outputs(
+            self.prompts,
+            self.params,
+            self.field_names,
+            record=self._record,
+            direct=direct,
+            yields_aborted=self.yields_aborted,
+        )
 
     def _record(self, output: RequestOutput) -> None:
         if output.finished and (tracer := self.context.tracer) is not None:

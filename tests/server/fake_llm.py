@@ -137,7 +137,7 @@ class FakeAsyncLLM:
 
     error_after: this many tokens, then `error` (raised, or in the output when it is a RequestError).
     hold_after: this many tokens, then nothing for ever. token_interval_s: pause between tokens.
-    num_beams: most beams that a search finds.
+    num_beams: most beams that a search finds. finish_reason: of all sequences, instead of the usual ones.
     Records the requests it was given, and the ids of those that were closed before their end.
     """
 
@@ -178,6 +178,7 @@ class FakeAsyncLLM:
         self.token_interval_s = 0.0
         self.endless = False
         self.sentence = SENTENCE
+        self.finish_reason: str | None = None
         self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
         self.reads_images = True
@@ -467,7 +468,7 @@ class FakeAsyncLLM:
             token_ids=[token_id],
             logprobs=None if params.logprobs is None else [self._described(token_id, params)],
             text_offsets=None if params.logprobs is None else [step],
-            finish_reason=None if not last else "length" if self.sentence == SENTENCE else "stop",
+            finish_reason=self.finish_reason or ("length" if self.sentence == SENTENCE else "stop") if last else None,
         )
 
     def _joined(self, whole: CompletionOutput | None, delta: CompletionOutput) -> CompletionOutput:

@@ -128,6 +128,7 @@ class ChatCompletion(Turn):
     kind: ClassVar[type[ChatCompletionRequest]] = ChatCompletionRequest
     id_prefix = "chatcmpl-"
     chunk_kind = ChatCompletionChunk
+    yields_aborted = True
     _has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:

@@ -48,6 +48,7 @@ class Completion(Generation):
     kind = CompletionRequest
     id_prefix = "cmpl-"
     chunk_kind = CompletionResponse
+    yields_aborted = True
     asked: CompletionRequest
 
     def sampling_params(self) -> SamplingParams:

@@ -13,7 +13,7 @@ import octavo
 from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from tests.server.conftest import Served
-from tests.server.raw import ask
+from tests.server.raw import ask, events
 
 AWAKE = {"is_paused": False, "is_sleeping": False}
 
@@ -130,6 +130,34 @@ def test_load_tokenizer_and_version_are_shown(server: Served) -> None:
 
 
 WEIGHTS = "/update_weights_from_disk"
+CHAT = {"model": "letters", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "a", "max_tokens": 3}), ("/v1/chat/completions", CHAT)]
+)
+def test_what_a_pause_aborts_ends_with_what_it_has(server: Served, path: str, body: dict[str, Any]) -> None:
+    server.llm.finish_reason = "abort"
+    whole = ask(server.url, path, {**body, "n": 2})
+    assert whole.status == 200
+    texts = [each["text"] if "text" in each else each["message"]["content"] for each in whole.json["choices"]]
+    assert texts == ["Blo", "Blo"]
+    assert [each["finish_reason"] for each in whole.json["choices"]] == ["abort", "abort"]
+    *chunks, end = events(ask(server.url, path, {**body, "stream": True}).body)
+    choices = [each["choices"][0] for each in chunks]
+    assert "".join(each["text"] if "text" in each else each["delta"].get("content", "") for each in choices) == "Blo"
+    assert (choices[-1]["finish_reason"], end) == ("abort", "[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/messages", CHAT), ("/v1/responses", {"model": "letters", "input": "a", "max_output_tokens": 3})],
+)
+def test_apis_without_a_word_for_an_abort_answer_with_an_error(server: Served, path: str, body: dict[str, Any]) -> None:
+    server.llm.finish_reason = "abort"
+    answer = ask(server.url, path, body)
+    assert answer.status == 503
+    assert b"the request was aborted by the engine" in answer.body
 
 
 def test_generation_is_paused_and_resumed(server: Served) -> None:
