@@ -65,7 +65,6 @@ class Division:
 class _Part(NamedTuple):
     """The rows of a step that programs of one kind compute: all of them, or the given ones."""
 
-    name: str
     most_queries: int
     """Most tokens of a row."""
     num_tokens: int
@@ -183,7 +182,7 @@ class CudaBackend:
         rows = power_of_2(max(ROWS if is_decode or is_divided else min(prefill_rows, most), group))
         tile = max(ROWS, min(division.tile, most) // (2 if self._codes else 1))
         per_program = 1 if is_divided else rows // group
-        work = metadata.once(("work", part.name, per_program), lambda: _work(metadata, part, per_program, q.device))
+        work = metadata.once(("work", is_decode, per_program), lambda: _work(metadata, part, per_program, q.device))
         num_chunks = -(-part.longest(metadata) // division.chunk) if is_divided else 1
         parts = peaks = out
         if is_divided:
@@ -251,13 +250,9 @@ def _parts(metadata: AttentionMetadata) -> list[_Part]:
     queries = metadata.query_lengths
     singles = [row for row, count in enumerate(queries) if count == 1]
     if not singles or len(singles) == len(queries):
-        return [_Part("all", max(queries), sum(queries))]
+        return [_Part(max(queries), sum(queries))]
     others = [row for row, count in enumerate(queries) if count > 1]
-    num_single = len(singles)
-    return [
-        _Part("single", 1, num_single, singles),
-        _Part("several", max(queries), sum(queries) - num_single, others),
-    ]
+    return [_Part(1, len(singles), singles), _Part(max(queries), sum(queries) - len(singles), others)]
 
 
 def _work(metadata: AttentionMetadata, part: _Part, per_program: int, device: torch.device) -> Tensor:

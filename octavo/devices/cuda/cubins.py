@@ -35,21 +35,20 @@ _RESERVED: Final = 1 << 10
 _LOWER: Final = {86: (80,), 89: (86, 80)}
 """Capabilities whose binaries a GPU runs besides those of its own, the nearest first: lower minor versions of the same
 major one. GPUs on one chip with a processor (8.7) run none of others; from 9.0 on Triton's code is for one (sm_90a)."""
-_POINTERS: Final = {
-    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
-    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-}  # fmt: skip
-_LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
-"""Codes of `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
 ALIGNED, ONE = "/16", "1"
 """The suffix of the type of a multiple of 16, and the type of an integer of 1, which is a constant."""
-_KINDS: Final = {dtype: 2 * i for i, dtype in enumerate(_POINTERS)}
-_FLOAT, _ONE, _INT, _LONG = range(2 * len(_POINTERS), 2 * len(_POINTERS) + 8, 2)
-_TYPES: Final = tuple(
-    f"{kind}{end}" for kind in (*_POINTERS.values(), "fp32", ONE, "i32", "i64") for end in ("", ALIGNED)
-)
-"""The types by the numbers of kinds: `_KINDS` and the four behind it, one more for multiples of 16."""
+_INT, _LONG = ("i32", f"i32{ALIGNED}"), ("i64", f"i64{ALIGNED}")
+"""The types of an integer by whether 16 divides it, and so are those of addresses."""
+_POINTERS: Final = {
+    dtype: (f"*{name}", f"*{name}{ALIGNED}")
+    for dtype, name in (
+        *((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32"), (torch.float64, "fp64")),
+        *((torch.int64, "i64"), (torch.int32, "i32"), (torch.int16, "i16"), (torch.int8, "i8"), (torch.uint8, "u8")),
+        (torch.float8_e4m3fn, "fp8e4nv"),
+    )
+}
+_LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
+"""Codes of `struct`, whose native alignment is that of a kernel's parameters. Addresses are Q."""
 
 
 class Call(NamedTuple):
@@ -62,7 +61,7 @@ class Call(NamedTuple):
 
 def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any], unspecialized: frozenset[int]) -> Call:
     """Return the key of a variant. unspecialized: places of arguments whose values do not change the code."""
-    types = [_TYPES[kind] for kind in _read(arguments)[1]]
+    types = list(_read(arguments)[1])
     for place in unspecialized:
         types[place] = "i32" if types[place] == ONE else types[place].removesuffix(ALIGNED)
     return Call(kernel, tuple(types), frozenset(constants.items()))
@@ -117,24 +116,23 @@ class _Variant:
         return packed, (c_void_p * len(self._offsets))(*(start + offset for offset in self._offsets))
 
 
-def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the addresses and numbers of arguments, and for each a number of the properties that decide its type."""
+def _read(arguments: Iterable[Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """Return the addresses and numbers of arguments, and their types."""
     values: list[Any] = []
-    kinds: list[int] = []
+    types: list[str] = []
     for each in arguments:
+        value = each
         if isinstance(each, Tensor):
             value = each.data_ptr()
-            kinds.append(_KINDS[each.dtype] + (value % 16 == 0))
+            types.append(_POINTERS[each.dtype][value % 16 == 0])
+        elif isinstance(each, float):
+            types.append("fp32")
+        elif each == 1:
+            types.append(ONE)
         else:
-            value = each
-            if isinstance(each, float):
-                kinds.append(_FLOAT)
-            elif each == 1:
-                kinds.append(_ONE)
-            else:
-                kinds.append((_INT if -(1 << 31) <= each < 1 << 31 else _LONG) + (each % 16 == 0))
+            types.append((_INT if -(1 << 31) <= each < 1 << 31 else _LONG)[each % 16 == 0])
         values.append(value)
-    return values, tuple(kinds)
+    return values, tuple(types)
 
 
 class CubinLauncher:
@@ -158,8 +156,8 @@ class CubinLauncher:
             self._variant(call)
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        values, kinds = _read(arguments)
-        key = kernel, kinds, *constants, *constants.values()
+        values, types = _read(arguments)
+        key = kernel, types, *constants, *constants.values()
         found = self._known.get(key)
         if found is None:
             call = call_of(kernel, arguments, constants, self._unspecialized.get(kernel, frozenset()))

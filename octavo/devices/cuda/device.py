@@ -151,9 +151,6 @@ class CudaDevice(ReferenceDevice):
         """Make the rank's GPU that of the calling thread."""
         self._current(self.torch_device.index or 0)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.torch_device)
-
     def memory(self) -> DeviceMemory:
         available, total = torch.cuda.mem_get_info(self.torch_device)
         return DeviceMemory(

@@ -61,7 +61,7 @@ class ReferenceDevice:
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)

@@ -225,9 +225,8 @@ class PackedFormat(CodedFormat):
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         specs, padded = super().state_specs(shape), padded_inputs(self.spec, shape.inputs)
-        if self.spec.bits == 4:
-            return {**specs, "codes": TensorSpec((shape.outputs, padded // 2), torch.uint8)}
-        return {**specs, "codes": TensorSpec((shape.outputs, padded), torch.int8)}
+        width, kind = (padded // 2, torch.uint8) if self.spec.bits == 4 else (padded, torch.int8)
+        return {**specs, "codes": TensorSpec((shape.outputs, width), kind)}
 
     def packed(self, codes: Tensor) -> Tensor:
         return pack(self.spec, codes)
