@@ -14,7 +14,6 @@ Source: the releases of MiniMax-M3.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,11 +22,14 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
+from octavo.ops.stored_rows import stored_rows
 
 _KEY_TILE: Final = 32
 """Queries see a multiple of this many keys, the hidden ones included, as in the reference of other attention."""
 _GATHERED_KEYS: Final = 1 << 14
 """Most keys of a head that are gathered at once for queries that choose; those of one query may be more."""
+MOST_COPIES: Final = 1 << 16
+"""Most tokens of a sequence that an implementation copies whole."""
 _SCORED_KEYS: Final = 1 << 20
 """Most small keys that are scored at once for all queries; those of one query may be more."""
 
@@ -44,8 +46,8 @@ class BlockChoice(NamedTuple):
     """How many of them are the last ones."""
 
 
-class _Sequence(NamedTuple):
-    """A sequence's part of a cache."""
+class Sequence(NamedTuple):
+    """A sequence's part of a step and of a cache: what it computes is `tokens`, at positions from `start` on."""
 
     store: Tensor
     """[blocks, tokens of a block, values]"""
@@ -53,6 +55,17 @@ class _Sequence(NamedTuple):
     """int64 [its blocks]"""
     kv_heads: int
     dim: int
+    tokens: range
+    start: int
+
+    @property
+    def length(self) -> int:
+        """Its tokens, those of this step included."""
+        return self.start + len(self.tokens)
+
+    def tokens_at(self, start: int, stop: int) -> slice:
+        """Return which tokens of the step those at positions [start, stop) are."""
+        return slice(self.tokens.start + start - self.start, self.tokens.start + stop - self.start)
 
     def place(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the block of the cache and the place in it of each position, int64 of any shape."""
@@ -60,20 +73,16 @@ class _Sequence(NamedTuple):
         return self.table[positions // size], positions % size
 
     def heads(self, positions: Tensor, section: int) -> Tensor:
-        """Return keys (section 0) or values (1), float32 [queries, kv_heads, keys, dim], at positions [queries,
-        kv_heads or 1, keys]."""
+        """Return keys (section 0) or values (1) as they are stored, [queries, kv_heads, keys, dim], at positions
+        [queries, kv_heads or 1, keys]."""
         heads = torch.arange(self.kv_heads, device=positions.device)[:, None] + section * self.kv_heads
         blocks, places = self.place(positions)
-        first = blocks * self.store.stride(0) + places * self.store.stride(1) + heads * self.dim
-        # as a copy of whole rows, which torch's indexing of several axes makes value by value
-        step = gcd(*self.store.stride()[:2], self.dim)
-        num_values = (len(self.store) - 1) * self.store.stride(0) + self.store[0].numel()
-        rows = self.store.as_strided(((num_values - self.dim) // step + 1, self.dim), (step, 1))
-        return rows.index_select(0, (first // step).flatten()).view(*first.shape, self.dim).float()
+        return stored_rows(self.store, blocks, places, heads * self.dim, self.dim)
 
     def small_keys(self, positions: Tensor) -> Tensor:
         """Return the small keys at positions [keys], float32 [keys, size]."""
-        return self.store[..., 2 * self.kv_heads * self.dim :][self.place(positions)].float()
+        begin = 2 * self.kv_heads * self.dim
+        return stored_rows(self.store, *self.place(positions), begin, self.store.shape[2] - begin).float()
 
 
 def block_sparse_attention(
@@ -88,34 +97,35 @@ def block_sparse_attention(
     out = torch.zeros_like(q)
     if q.is_meta:
         return out
-    written, slots, size = (
-        torch.cat((k.flatten(1), v.flatten(1), small[1]), dim=1),
-        metadata.slot_mapping,
-        metadata.block_size,
-    )
-    store = cache.view(len(cache), size, -1)
-    store[slots // size, slots % size] = written.to(store.dtype)
-    first = 0
-    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
-        sequence, begin = _Sequence(store, table.long(), *k.shape[1:]), length - count
-        for start, stop in _spans(begin, length, by):
-            tokens = slice(first + start - begin, first + stop - begin)
+    for sequence in stored_sequences(k, v, small[1], cache, metadata):
+        for start, stop in spans(sequence.start, sequence.length, by):
+            tokens = sequence.tokens_at(start, stop)
             out[tokens] = _attend(q[tokens], small[0][tokens], sequence, range(start, stop), by)
-        first += count
     return out
 
 
+def stored_sequences(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
+    """Write keys, values and small keys [tokens, size] to their slots, then yield the sequences of a step."""
+    slots, size, first = metadata.slot_mapping, metadata.block_size, 0
+    store = cache.view(len(cache), size, -1)
+    store[slots // size, slots % size] = torch.cat((k.flatten(1), v.flatten(1), small), dim=1).to(store.dtype)
+    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
+        yield Sequence(store, table.long(), k.shape[1], k.shape[2], range(first, first + count), length - count)
+        first += count
+
+
 def workspace_bytes(kv_heads: int, dim: int, small_size: int, num_seen: int, max_length: int, num_tokens: int) -> int:
-    """Return the most bytes that the reference allocates beside its output.
+    """Return the most bytes that the reference and implementations allocate beside their output.
 
     num_seen: keys that a query attends to. max_length: tokens of the longest sequence. num_tokens: of a step.
     """
-    gathered = max(_GATHERED_KEYS, num_seen) * kv_heads * (2 * (4 * dim + 2 * dim) + 4 * 8)
+    # the reference widens keys and values; implementations copy them into tiles
+    gathered = max(_GATHERED_KEYS, num_seen, min(max_length, MOST_COPIES)) * kv_heads * (2 * 3 * 4 * dim + 4 * 8)
     scored = max(_SCORED_KEYS, max_length) * kv_heads * 3 * 4 + max_length * (small_size * 8 + 3 * 8)
     return gathered + scored + num_tokens * kv_heads * (2 * dim + small_size) * 8
 
 
-def _spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
+def spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
     """Cut the queries at positions [start, end) into spans that see equally many blocks."""
     while start < end:
         seen = start // by.width + 1
@@ -127,20 +137,19 @@ def _spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _attend(q: Tensor, small: Tensor, sequence: _Sequence, positions: range, by: BlockChoice) -> Tensor:
+def _attend(q: Tensor, small: Tensor, sequence: Sequence, positions: range, by: BlockChoice) -> Tensor:
     """Attend q [queries, heads, dim], which see equally many blocks, to the keys that they choose."""
     queries = torch.arange(positions.start, positions.stop, device=q.device)[:, None, None]
     seen = positions.start // by.width + 1
     if seen <= by.num_chosen:
         keys = torch.arange(seen * by.width, device=q.device).expand(1, 1, -1)
     else:
-        blocks = _chosen(small, sequence, positions, by)  # [queries, kv_heads, num_chosen]
-        keys = (blocks[..., None] * by.width + torch.arange(by.width, device=q.device)).flatten(2)
+        keys = chosen_keys(small, sequence, positions, by)
     keys = F.pad(keys, (0, -keys.shape[2] % _KEY_TILE), value=seen * by.width)
     mask = torch.zeros((), device=q.device).masked_fill(keys > queries, float("-inf"))[:, :, None]
     # hidden keys are others: what lies there may be NaN, which a weight of zero would not hide
     keys = keys.clamp(max=positions.stop - 1)
-    k, v = (sequence.heads(keys, each).expand(len(q), -1, -1, -1) for each in (0, 1))
+    k, v = (sequence.heads(keys, each).float().expand(len(q), -1, -1, -1) for each in (0, 1))
     grouped = q.float().view(len(q), sequence.kv_heads, -1, sequence.dim)
     shared = grouped.shape[2]
     padded = F.pad(grouped, (0, 0, 0, -shared % 4))
@@ -148,10 +157,10 @@ def _attend(q: Tensor, small: Tensor, sequence: _Sequence, positions: range, by:
     return out[:, :, :shared].flatten(1, 2).to(q.dtype)
 
 
-def _chosen(small: Tensor, sequence: _Sequence, positions: range, by: BlockChoice) -> Tensor:
-    """Return the blocks that queries choose, which see equally many.
+def chosen_keys(small: Tensor, sequence: Sequence, positions: range, by: BlockChoice) -> Tensor:
+    """Return the positions of the blocks that queries choose, which see equally many; those behind them included.
 
-    small [queries, kv_heads, size] → int64 [queries, kv_heads, num_chosen], in ascending order.
+    small [queries, kv_heads, size] → int64 [queries, kv_heads, num_chosen * width], in ascending order.
     """
     seen, device = positions.start // by.width + 1, small.device
     keys = torch.arange(seen * by.width, device=device)
@@ -162,7 +171,8 @@ def _chosen(small: Tensor, sequence: _Sequence, positions: range, by: BlockChoic
     scores = scores.view(*small.shape[:2], -1).masked_fill(keys > queries, float("-inf"))
     best = scores.view(*small.shape[:2], seen, by.width).amax(dim=3)
     best[..., seen - min(by.num_recent, seen) :] = float("inf")
-    return best.topk(by.num_chosen, dim=2).indices.sort(dim=2).values
+    blocks = best.topk(by.num_chosen, dim=2).indices.sort(dim=2).values
+    return (blocks[..., None] * by.width + torch.arange(by.width, device=device)).flatten(2)
 
 
 def _examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
+from octavo.ops.stored_rows import stored_rows
 
 GATHERED_TOKENS: Final = 1 << 14
 """Most latents that are gathered at once; those of one query may be more."""
@@ -59,7 +60,7 @@ class Sequence(NamedTuple):
     def rows(self, positions: Tensor, begin: int, end: int) -> Tensor:
         """Return the values [begin, end) at positions [n], as they are stored: [n, end - begin]."""
         size = self.store.shape[1]
-        return self.store[self.table[positions // size], positions % size, begin:end]
+        return stored_rows(self.store, self.table[positions // size], positions % size, begin, end - begin)
 
 
 def sequences(cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:

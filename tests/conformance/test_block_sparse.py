@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cpu.ops.block_sparse import BlockSparseAttention
 from octavo.ops.block_sparse import BlockChoice, block_sparse_attention
+from tests.conformance.runtimes import LEVELS, runtime
 
 SIZE = 16
 """Tokens of a block of the cache."""
@@ -18,6 +20,7 @@ SMALL = (4, 2, 16, 8, BlockChoice(0.25, 4, 3, 1), 75)
 RELEASED = (32, 4, 128, 128, BlockChoice(128**-0.5, 128, 2, 1), 540)
 """Heads, heads of keys, their size and that of small keys, the choice, and a length; the first as in a release."""
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Attend = Callable[..., Tensor]
 
 
 def made(sizes: tuple[int, int, int, int, BlockChoice, int], seed: int = 0) -> Inputs:
@@ -29,7 +32,12 @@ def made(sizes: tuple[int, int, int, int, BlockChoice, int], seed: int = 0) -> I
     return q, k, v, small, torch.randn(length, size, generator=generator)
 
 
-def run(inputs: Inputs, by: BlockChoice, cuts: Sequence[int], beside: Inputs | None = None) -> Tensor:
+def attends() -> list[Attend]:
+    """Return the reference, and the kernels at every level that this machine can run."""
+    return [block_sparse_attention, *(BlockSparseAttention(runtime(level, 2)) for level in LEVELS)]
+
+
+def run(attend: Attend, inputs: Inputs, by: BlockChoice, cuts: Sequence[int], beside: Inputs | None = None) -> Tensor:
     """Return the results of a sequence that is computed up to each of `cuts` in turn, with another one in each step."""
     length = cuts[-1]
     num_blocks = -(-length // SIZE)
@@ -46,7 +54,7 @@ def run(inputs: Inputs, by: BlockChoice, cuts: Sequence[int], beside: Inputs | N
             given = [torch.cat(pair) for pair in zip(given, beside, strict=True)]
         metadata = AttentionMetadata.build(counts, lengths, tables, SIZE)
         q, k, v, small, keys = given
-        found.append(block_sparse_attention(q, k, v, (small, keys), cache, metadata, by)[: end - start])
+        found.append(attend(q, k, v, (small, keys), cache, metadata, by)[: end - start].clone())
         start = end
     return torch.cat(found)
 
@@ -62,34 +70,35 @@ def threads(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("sizes", [SMALL, RELEASED], ids=["small", "released"])
 def test_cuts_neighbours_and_threads_change_no_bit(sizes: tuple[int, int, int, int, BlockChoice, int]) -> None:
     inputs, by, length = made(sizes), sizes[4], sizes[5]
-    whole = run(inputs, by, [length])
-    assert whole.isfinite().all()
     ends = sorted({*range(1, length, 67), *range(length - 9, length + 1)})
-    assert torch.equal(run(inputs, by, ends), whole)
     other: Inputs = tuple(each[: length // 2 + 3] for each in made(sizes, seed=1))  # type: ignore[assignment]
-    assert torch.equal(run(inputs, by, ends, other), whole)
-    for count in (1, 2):
-        with threads(count):
-            assert torch.equal(run(inputs, by, ends), whole)
+    for attend in attends():
+        whole = run(attend, inputs, by, [length])
+        assert whole.isfinite().all()
+        for count, beside in ((1, other), (2, None)):
+            with threads(count):
+                assert torch.equal(run(attend, inputs, by, ends, beside), whole)
 
 
 def test_heads_of_keys_apart_have_the_bits_of_all_together() -> None:
     """As ranks compute them."""
     heads, kv_heads, *_, by, length = SMALL
     q, k, v, small, keys = made(SMALL)
-    whole, group = run((q, k, v, small, keys), by, [length]), heads // kv_heads
-    for head in range(kv_heads):
-        own = slice(head, head + 1)
-        queries = slice(head * group, (head + 1) * group)
-        found = run((q[:, queries], k[:, own], v[:, own], small[:, own], keys), by, [length])
-        assert torch.equal(found, whole[:, queries])
+    group = heads // kv_heads
+    for attend in attends():
+        whole = run(attend, (q, k, v, small, keys), by, [length])
+        for head in range(kv_heads):
+            own = slice(head, head + 1)
+            queries = slice(head * group, (head + 1) * group)
+            found = run(attend, (q[:, queries], k[:, own], v[:, own], small[:, own], keys), by, [length])
+            assert torch.equal(found, whole[:, queries])
 
 
 def test_a_query_sees_the_best_blocks_and_the_last_ones() -> None:
     """Against the formula of one query at a time."""
     heads, kv_heads, _, _, by, length = SMALL
     q, k, v, small, keys = inputs = made(SMALL)
-    found = run(inputs, by, [length])
+    results = [run(attend, inputs, by, [length]) for attend in attends()]
     for position in range(length):
         seen = position // by.width + 1
         for head in range(heads):
@@ -99,4 +108,5 @@ def test_a_query_sees_the_best_blocks_and_the_last_ones() -> None:
             order = sorted(range(seen), key=lambda block: (block != seen - 1, -best[block]))[: by.num_chosen]
             places = [each for each in range(position + 1) if each // by.width in order]
             weights = torch.softmax(k[places, own] @ q[position, head] * by.scale, dim=0)
-            torch.testing.assert_close(found[position, head], weights @ v[places, own], atol=1e-5, rtol=1e-5)
+            for found in results:
+                torch.testing.assert_close(found[position, head], weights @ v[places, own], atol=1e-5, rtol=1e-5)
