@@ -42,6 +42,7 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
+    "NemotronH_Omni_Reasoning_V3": {"NemotronH_Nano_Omni_Reasoning_V3"},
     "InternVLForConditionalGeneration": set(INTERN - {QIANFAN}),
     KIMI: set(RELEASED),
     "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},

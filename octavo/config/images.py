@@ -13,6 +13,7 @@ from octavo.config.released_ernie import ERNIE_VL, ernie_settings
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
+from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_settings
 from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -29,7 +30,7 @@ READ_IMAGES: Final = frozenset(
         *("HunYuanVL", "HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama", "MuseGlimmer"),
         "MiniMaxM3Sparse",
     )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
@@ -154,6 +155,8 @@ def _stored_settings(checkpoint: Checkpoint, file: Path) -> Section:
             found = translate(Section(found, str(file)))
     if checkpoint.architecture == MINIMAX_M3 and found:
         found = minimax_settings(found)
+    if checkpoint.architecture in NEMOTRON_OMNI:
+        found = nemotron_settings(found)
     return Section({name: each for name, each in found.items() if each is not None or name not in _NEEDED}, str(file))
 
 

@@ -21,9 +21,7 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 
 _TEXT_ALONE: Final = frozenset(
     {
-        "NemotronH_Nano_Omni_Reasoning_V3",
         "NemotronH_Nano_VL_V2",
-        "NemotronH_Omni_Reasoning_V3",
         "Step3p7ForConditionalGeneration",
     }
 )

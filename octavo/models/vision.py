@@ -17,6 +17,7 @@ from octavo.config.images import image_settings
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minimax import MINIMAX_M3
+from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
@@ -39,8 +40,13 @@ _LIBRARY: Final = {
     **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
-_CONFIGS: Final = {MINIMAX_M3: "MiniMaxM3VLConfig"}
+_CONFIGS: Final = {
+    MINIMAX_M3: "MiniMaxM3VLConfig",
+    **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
+}
 """transformers' config by architecture, where it is not called as the class."""
+_WITHOUT_TEXT: Final = {*INTERN, *NEMOTRON_OMNI}
+"""Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",
     "intermediate_size": 1,
@@ -86,10 +92,14 @@ class ImageReader(DecoderStack):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         is_dots = cls.ARCHITECTURE == _DOTS_OCR
-        # of InternVL's text models transformers lacks some
+        # of InternVL's text models transformers lacks some, of Nemotron-H's config it refuses an infinite number
         changes = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
         name = _CONFIGS.get(cls.ARCHITECTURE, f"{_CLASS.sub('', cls.library_name())}Config")
-        library = read_encoder(c) if is_dots else library_config(c, name, changes if cls.ARCHITECTURE in INTERN else {})
+        library = (
+            read_encoder(c)
+            if is_dots
+            else library_config(c, name, changes if cls.ARCHITECTURE in _WITHOUT_TEXT else {})
+        )
         config = dataclasses.replace(super().read(c), library=library)
         name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
         width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)

@@ -169,12 +169,32 @@ _MINIMAX: Final = tuple(
 )
 
 
+_NEMOTRON: Final = tuple(
+    (re.compile(rf"^{old}"), own)
+    for old, own in (
+        (r"vision_model\.radio_model\.model\.patch_generator\.embedder\.", "vision_model.embeddings.patch_projection."),
+        (r"vision_model\.radio_model\.model\.patch_generator\.pos_embed", "vision_model.embeddings.position_embedding"),
+        (
+            r"vision_model\.radio_model\.model\.patch_generator\.cls_token\.token",
+            "vision_model.embeddings.cls_register_token",
+        ),
+        (r"vision_model\.radio_model\.model\.blocks\.", "vision_model.encoder.layer."),
+        (r"(vision_model\..*\.)attn\.proj\.", r"\1attention.o_proj."),
+        (r"(vision_model\..*\.)attn\.qkv\.", r"\1attention.qkv."),
+        (r"mlp1\.0\.", "multi_modal_projector.layer_norm."),
+        (r"mlp1\.1\.", "multi_modal_projector.linear_1."),
+        (r"mlp1\.3\.", "multi_modal_projector.linear_2."),
+        (r"vision_projector\.vision_final_layernorm\.", "vision_final_layernorm."),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
     tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4, "ernie4_5_vl": _ERNIE}
-    tables["minimaxm3"] = _MINIMAX
+    tables |= {"minimaxm3": _MINIMAX, "nemotronh": _NEMOTRON}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

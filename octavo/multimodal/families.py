@@ -13,6 +13,7 @@ from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minimax import MINIMAX_M3
+from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -279,6 +280,12 @@ def _muse(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|image_start|>"), *vectors, *context.encode("<|image_end|>")]
 
 
+def _nemotron(context: Context, token: int, arrays: Arrays) -> list[int]:
+    merged = round(1 / context.config.positive_float("downsample_ratio", 0.5)) ** 2
+    vectors = [token] * (int(arrays["image_grid_hw"][0].prod()) // merged)
+    return [*context.encode("<img>"), *vectors, *context.encode("</img>")]
+
+
 def _minimax(context: Context, token: int, arrays: Arrays) -> list[int]:
     begin, end = (context.encode(f"]<]{each} of image[>[") for each in ("start", "end"))
     return [*begin, *_qwen(context, token, arrays), *end]
@@ -301,6 +308,7 @@ def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
     return int(arrays["aspect_ratio_mask"].sum()) * (side * side + 1)
 
 
+_NEMOTRON: Final = ("image_token_id", "img_context_token_id")
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
 _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
@@ -358,6 +366,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     MINIMAX_M3: Family(_minimax, ("pixel_values", "image_grid_thw")),
     "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
+    **dict.fromkeys(
+        NEMOTRON_OMNI, Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON)
+    ),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=paligemma_prompt),

@@ -9,8 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.config.released_nemotron import NEMOTRON_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.muse_images import MuseImages
+from octavo.multimodal.nemotron_images import NemotronImages
 from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
 
@@ -275,7 +277,16 @@ class KimiVlImages(KimiImages):
         self._pixels = self._pixels._replace(of_bytes=(of_bytes - mean) / std)
 
 
-_Own = Cohere2Images | DeepseekOcrImages | KimiImages | Lfm2VlImages | Llama4Images | MuseImages | Phi4Images
+_Own = (
+    Cohere2Images
+    | DeepseekOcrImages
+    | KimiImages
+    | Lfm2VlImages
+    | Llama4Images
+    | MuseImages
+    | NemotronImages
+    | Phi4Images
+)
 
 OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
@@ -285,6 +296,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
     "MuseGlimmerImageProcessor": MuseImages,
+    NEMOTRON_IMAGES: NemotronImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -40,7 +40,7 @@ TOKENS = {"gemma3": START, "minicpmv4_6": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
 WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr": 40, "deepseek_ocr2": 144}
 """The most tokens that a step computes together."""
-MANY_BLOCKS = ("deepseek_ocr2", "lfm", "minicpm", "qwen3_5")
+MANY_BLOCKS = ("deepseek_ocr2", "lfm", "minicpm", "nemotron", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""

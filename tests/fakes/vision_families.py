@@ -407,6 +407,21 @@ def _phi4_multimodal() -> tuple[Any, Any]:
     return config, Settings("Phi4MultimodalImageProcessorFast", size=SIDE, dynamic_hd=4)
 
 
+def _nemotron_omni() -> tuple[Any, Any]:
+    from tests.fakes.checkpoints import family_config
+
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14, "mlp_ratio": 1.5}
+    config = tf.NemotronH_Omni_Reasoning_V3_Config(
+        text_config=family_config("nemotron_h").to_dict(),
+        vision_config={**vision, "max_img_size": 112, "video_temporal_patch_size": 2},
+        vision_hidden_size=32,
+        projector_hidden_size=24,
+        image_token_id=IMAGE,
+    )
+    sizes = {"patch_size": 14, "min_num_patches": 8, "max_num_patches": 40}
+    return config, Settings("NemotronH_Omni_Reasoning_V3ImageProcessor", **sizes)
+
+
 def _cohere2_vision() -> tuple[Any, Any]:
     # transformers' class leaves logit_scale out, which the text model alone has
     own = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "logit_scale": 1.0}
@@ -435,6 +450,7 @@ FAMILIES = {
     "ernie4_5_vl": (_ernie_vl, "Ernie4_5_VLMoeForConditionalGeneration"),
     "muse_glimmer": (_muse_glimmer, "MuseGlimmerForConditionalGeneration"),
     "minimax_m3": (_minimax_m3, "MiniMaxM3SparseForConditionalGeneration"),
+    "nemotron_omni": (_nemotron_omni, "NemotronH_Omni_Reasoning_V3"),
     "phi4_multimodal": (_phi4_multimodal, "Phi4MultimodalForCausalLM"),
     "qianfan_ocr": (_qianfan_ocr, "QianfanOCRForConditionalGeneration"),
     "ovis2": (_ovis2, "Ovis2ForConditionalGeneration"),

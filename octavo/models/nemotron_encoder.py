@@ -1,0 +1,96 @@
+"""What Nemotron 3 Nano Omni reads images with: RADIO, of whose vectors neighbours are joined and projected.
+
+Source: NVIDIA's releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+from octavo.distributed.mesh import Mesh
+from octavo.models.config import DecoderConfig
+from octavo.models.fallback.swap import stack
+from octavo.models.sparse import has_tensor
+from octavo.models.vision import ImageReader
+
+
+class _Encoder(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.nemotron_h_omni import modeling_nemotron_h_omni as nemotron
+        from transformers.models.radio import modeling_radio as radio
+
+        vision, width = library.vision_config, library.vision_hidden_size
+        made: Any = radio.RadioModel
+        tower = made._from_config(vision)
+        tower.make_preprocessor_external()
+        del tower.summary_idxs, tower.embeddings.video_patch_projection
+        for layer in () if library.has_layer_scales else tower.encoder.layer:
+            layer.layer_scale1 = layer.layer_scale2 = nn.Identity()
+        self.vision_model: Any = tower
+        self.vision_final_layernorm = (
+            nn.LayerNorm(width, eps=vision.layer_norm_eps) if library.has_last_norm else nn.Identity()
+        )
+        self._merged, self._num_prefix = round(1 / library.downsample_ratio), vision.num_summary_tokens
+        sizes = width * self._merged**2, library.projector_hidden_size, library.text_config.hidden_size
+        self.multi_modal_projector: Any = nemotron.NemotronH_Omni_Reasoning_V3MultiModalProjector(*sizes)
+
+    def forward(self, pixels: Tensor, grid: Tensor) -> Tensor:
+        """pixels [patches, 3 · patch · patch], grid [1, (rows, columns)] → [vectors, hidden]."""
+        x = self.vision_model.embeddings(pixels, grid)
+        for layer in self.vision_model.encoder.layer:
+            x = layer(x)
+        x = self.vision_final_layernorm(x[0, self._num_prefix :])
+        (rows, columns), size = grid[0].tolist(), self._merged
+        joined = x.view(rows // size, size, columns // size, size, -1).transpose(1, 2)
+        made: Tensor = self.multi_modal_projector(joined.reshape(rows * columns // size**2, -1))
+        return made
+
+
+class NemotronReader(ImageReader):
+    """What the text model becomes one that reads images with."""
+
+    encoder: _Encoder
+    IGNORED = (
+        *ImageReader.IGNORED,
+        r"sound_(?:encoder|projection)\..*",
+        r"vision_model\..*(?:input_conditioner\..*|summary_idxs|video_embedder\..*|video_patch_projection\..*)",
+    )
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        vision = c.stored.section("vision_config") or Section({}, c.where)
+        vision.expect("use_swiglu_ffn", False, default=False)
+        config = super().read(c)
+        library: Any = config.library
+        if library.vision_hidden_size != library.vision_config.hidden_size:
+            width = library.vision_config.hidden_size
+            key = "vit_hidden_size" if "vit_hidden_size" in c.stored.values else "vision_hidden_size"
+            raise c.stored.error(key, f"hidden_size of vision_config, which is {width}")
+        library.has_last_norm = (c.optional_int("num_nextn_predict_layers") or 0) > 0
+        # releases lack them, as they are 1
+        library.has_layer_scales = has_tensor(c, ".layer_scale1.lambda1")
+        return config
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
+        super().__init__(c, mesh, *arguments, **named)
+        if self.is_first:
+            stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
+
+    def _make_encoder(self, library: Any) -> nn.Module:
+        return _Encoder(library)
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of an image.
+
+        arrays: pixel_values [patches, 3 · patch · patch] and image_grid_hw [1, (rows, columns)] of patches.
+        """
+        pixels = arrays["pixel_values"]
+        self.fill(pixels.device)
+        made: Tensor = self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_hw"])
+        return made

@@ -1,0 +1,88 @@
+"""The image processor of Nemotron 3 Nano Omni with Pillow and numpy; transformers has it with torchvision alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.section import Section
+from octavo.multimodal.pixels import Arrays
+
+_BICUBIC: Final = 3
+_MOST_PIXELS: Final = 1 << 25
+_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+_STD: Final = (0.26862954, 0.26130258, 0.27577711)
+_NUM_OTHERS: Final = 4
+"""Tokens of the context that are never those of images."""
+
+
+class NemotronImages:
+    """Scales an image to a grid of patches, of which there are neither too few nor too many."""
+
+    KNOWN: Final[frozenset[str]] = frozenset()
+    """Settings that a person may change."""
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        for name in ("do_resize", "do_rescale", "do_normalize"):
+            settings.expect(name, True, default=True)
+        settings.expect("resample", _BICUBIC, default=_BICUBIC)
+        vision, ratio = config.section("vision_config") or config, config.positive_float("downsample_ratio", 0.5)
+        self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 16), default=16)
+        settings.expect("downsample_ratio", ratio, default=ratio)
+        self._merged = round(1 / ratio)
+        self._least, most = settings.positive("min_num_patches", 1024), settings.count("max_num_patches", 13312)
+        room = (settings.positive("max_model_len", 16384) - _NUM_OTHERS) * self._merged**2
+        self._most = max(min(room, most) if most else room, self._least)
+        if self._most * self._patch**2 > _MOST_PIXELS:
+            limit = f"{_MOST_PIXELS // self._patch**2:,}, with which an image has {_MOST_PIXELS:,} pixels"
+            raise settings.error("max_num_patches", f"1 to {limit}")
+        scale = settings.positive_float("rescale_factor", 1 / 255)
+        given = (settings.values.get(f"image_{name}") or default for name, default in (("mean", _MEAN), ("std", _STD)))
+        mean, std = (np.array(each, np.float32).reshape(3, 1, 1) / np.float32(scale) for each in given)
+        self._mean, self._std = mean, std
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [patches of all images, 3 · patch · patch], row by row, and image_grid_hw [images,
+        (rows, columns)] of patches."""
+        grids = [self._grid(image.width, image.height) for image in images]
+        patches = [self._patches(image, *grid) for image, grid in zip(images, grids, strict=True)]
+        return {"pixel_values": np.concatenate(patches), "image_grid_hw": np.array(grids, np.int64)}
+
+    def _patches(self, image: Any, rows: int, columns: int) -> NDArray[np.float32]:
+        from PIL import Image
+
+        size = self._patch
+        colors = np.asarray(image, np.float32).transpose(2, 0, 1)
+        if image.size != (columns * size, rows * size):
+            # as floats, because what reaches beyond 0 and 255 is kept
+            scaled = [
+                Image.fromarray(np.ascontiguousarray(color)).resize((columns * size, rows * size), _BICUBIC)
+                for color in colors
+            ]
+            colors = np.stack([np.asarray(each, np.float32) for each in scaled])
+        pixels = (colors - self._mean) / self._std
+        cut = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
+        return np.ascontiguousarray(cut.reshape(rows * columns, -1), np.float32)
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the rows and columns of patches, multiples of those that are merged."""
+        rows, columns = (round(each / self._patch + 0.5) for each in (height, width))
+        factor = min(math.sqrt(self._most / (rows * columns)), 1.0)
+        rows, columns = max(1, math.floor(factor * rows)), max(1, math.floor(factor * columns))
+        if rows * columns < self._least < self._most:
+            factor = math.sqrt(self._least / (rows * columns))
+            rows, columns = math.ceil(factor * rows), math.ceil(factor * columns)
+        rows = self._whole(rows, columns)
+        return rows, self._whole(columns, rows)
+
+    def _whole(self, side: int, other: int) -> int:
+        """Return a side as a multiple of the patches that are merged: the next one where there is room for it."""
+        rest = side % self._merged
+        if not rest:
+            return side
+        up = side + self._merged - rest
+        return up if up * other <= self._most else max(self._merged, side - rest)
