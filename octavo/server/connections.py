@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.utils import get_remote_addr
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
+from octavo.server.turns import FewPerTurn
 
 if TYPE_CHECKING:
     from octavo.server.encryption import Encrypted
@@ -28,6 +29,9 @@ _MOST_HOPS: Final = 32
 _MOST_STARTS: Final = 8
 """Requests that are started in one turn of the event loop: about 5 ms."""
 
+_MOST_LOOKS: Final = 32
+"""Connections whose other end has sent its last that are looked at in one turn of the event loop: about 3 ms."""
+
 _DISCARD_INTERVAL_S: Final = 0.005
 """Between two reads, of up to 256 KiB each, of what is discarded: 50 MB/s."""
 
@@ -40,13 +44,15 @@ class Connections:
 
     args: the limits of one connection, and of those of one address. max_connections: of all addresses.
     is_draining: whether the server stops; each connection ends with the response that is due. starts: of all requests.
+    looks: the first ones, whether the other end of a connection that sends nothing more is there.
     """
 
     def __init__(self, args: ServerArgs, max_connections: int = 1 << 16) -> None:
         self.args = args
         self.max_connections = max_connections
         self.is_draining = False
-        self.starts = RequestStarts()
+        self.starts = FewPerTurn(_MOST_STARTS)
+        self.looks = FewPerTurn(_MOST_LOOKS)
         self._proxies = [ipaddress.ip_network(proxy) for proxy in args.trusted_proxies]
         self._open: set[HttpProtocol | Encrypted] = set()
         self._uncounted: deque[Place] = deque()
@@ -137,32 +143,6 @@ class Connections:
         while self._open:
             self._closed.clear()
             await self._closed.wait()
-
-
-class RequestStarts:
-    """Starts requests in the order of their arrival, few in each turn of the event loop.
-
-    When thousands arrive at once, running streams are sent their tokens in between.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._num_started = 0
-
-    def add(self, loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
-        """Call `start` now, or in one of the next turns of the event loop."""
-        if self._num_started == _MOST_STARTS:
-            self._waiting.append(start)
-            return
-        if not self._num_started:
-            loop.call_soon(self._next_turn, loop)
-        self._num_started += 1
-        start()
-
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._num_started = 0
-        for _ in range(min(_MOST_STARTS, len(self._waiting))):
-            self.add(loop, self._waiting.popleft())
 
 
 class Place:

@@ -88,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._open.add(self)
         self._response_transport = ClosesGently(self.transport, self.close)
-        self._peer = PeerWatch(transport, self.loop, self._probe)
+        self._peer = PeerWatch(transport, self.loop, self._probe, self._open.looks)
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         keep_alive(transport.get_extra_info("socket"), _DEAD_PEER_S)
         self._place = self.place or Place(self._open, transport)

@@ -18,12 +18,14 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.server_args import ServerArgs
 from octavo.core.listening import remove_stale
 from octavo.errors import ConfigError
+from octavo.server.turns import FewPerTurn
 
 CAN_SEE_RESETS: Final = sys.platform == "linux"
 """Whether `is_reset` works on this system."""
@@ -209,20 +211,24 @@ class PeerWatch:
     """Aborts a connection that its other end has closed, also while nothing of it is read.
 
     probe: returns bytes without a meaning, which are sent once the other end sends nothing more: its machine refuses
-    them if it has closed the connection, and not only its side.
+    them if it has closed the connection, and not only its side. first_looks: of all connections.
     """
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, probe: Callable[[], bytes]
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        probe: Callable[[], bytes],
+        first_looks: FewPerTurn,
     ) -> None:
-        self._transport, self._loop, self._probe = transport, loop, probe
+        self._transport, self._loop, self._probe, self._first_looks = transport, loop, probe, first_looks
         self._is_watching = self._has_probed = False
 
     def watch(self) -> None:
         """Look again and again, from now on, whether the other end still has the connection."""
         if not self._is_watching and CAN_SEE_RESETS:
             self._is_watching = True
-            self._look(_FIRST_LOOK_S)
+            self._first_looks.add(self._loop, partial(self._look, _FIRST_LOOK_S))
 
     def _look(self, delay_s: float) -> None:
         if self._transport.is_closing():

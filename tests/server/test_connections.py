@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.server.connections import Connections, RequestStarts, counted_address
+from octavo.server.connections import Connections, counted_address
 
 
 @pytest.mark.parametrize(
@@ -73,20 +71,3 @@ def test_proxies_and_sizes_are_checked_by_name() -> None:
         ServerArgs(trusted_proxies=("10.0.0.0/8", "proxy.example"))
     with pytest.raises(ConfigError, match=r"max_bodies_size is 10, must be at least max_body_size \(11\)"):
         ServerArgs(max_bodies_size=10, max_body_size=11)
-
-
-@pytest.mark.anyio
-async def test_of_requests_that_arrive_together_few_start_in_a_turn_of_the_event_loop_in_their_order() -> None:
-    loop, starts, started = asyncio.get_running_loop(), RequestStarts(), list[int]()
-    for number in range(20):
-        starts.add(loop, lambda number=number: started.append(number))  # type: ignore[misc]
-    num_started = [len(started)]
-    while len(started) < 20:
-        await asyncio.sleep(0)
-        num_started.append(len(started))
-    assert num_started[:3] == [8, 16, 20]
-    assert started == list(range(20))
-    for _ in range(2):
-        await asyncio.sleep(0)
-    starts.add(loop, lambda: started.append(20))
-    assert started[-1] == 20

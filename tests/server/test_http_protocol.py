@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from octavo.server import connections, http_protocol
+from octavo.server import http_protocol
 from tests.server.conftest import Served
 from tests.server.raw import ask, eventually
 
@@ -466,9 +466,9 @@ def test_health_is_answered_while_other_requests_wait_to_be_started(
 ) -> None:
     server = start_server()
     with monkeypatch.context() as patched, opened(server.url) as waiting, opened(server.url) as checking:
-        patched.setattr(connections, "_MOST_STARTS", 0)
-        waiting.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         starts = server.http._connections.starts
+        patched.setattr(starts, "_most", 0)
+        waiting.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         eventually(lambda: len(starts._waiting) == 1)
         checking.sendall(HEALTH + b"\r\n")
         assert answer(checking)[0] == 200

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -260,6 +261,21 @@ async def test_client_that_goes_away_ends_its_own_request() -> None:
     assert results[1] == "answered"
     assert len(requests) == 0
     assert not requests.started.is_set()
+
+
+async def test_requests_whose_clients_go_away_together_end_few_in_a_turn_of_the_event_loop() -> None:
+    requests, gone = OpenRequests(), [Client() for _ in range(100)]
+    tasks = [asyncio.create_task(generate(requests, client)) for client in gone]
+    await asyncio.sleep(0)
+    for client in gone:
+        client.gone.set()
+    num_ended = [0]
+    while num_ended[-1] < 100:
+        await asyncio.sleep(0)
+        num_ended.append(sum(task.done() for task in tasks))
+    assert max(after - before for before, after in pairwise(num_ended)) == 16
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, ClientDisconnectedError) for each in results)
 
 
 async def test_all_requests_end_with_the_reason_given() -> None:
