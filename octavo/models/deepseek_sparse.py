@@ -46,8 +46,9 @@ class IndexedConfig(LatentConfig):
     """For each layer the layer that chooses for it: itself, or an earlier one."""
 
     def source_of(self, layer: int) -> int:
-        """Return the layer that chooses for a layer; prediction layers behind the last one choose for themselves."""
-        return self.sources[layer] if layer < len(self.sources) else layer
+        """Return the layer that chooses for a layer. A prediction layer, one more than there are sources, is alone on
+        its rank and chooses for itself; what earlier layers keep is no concern of it."""
+        return self.sources[layer] if self.num_layers == len(self.sources) else layer
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         if self.index is None:

@@ -73,6 +73,9 @@ FAMILIES = {
     "deepseek_v3": DEEPSEEK,
     "glm4_moe": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
+    "glm_moe_dsa": DEEPSEEK._replace(
+        config={"num_nextn_predict_layers": 1, "indexer_types": ["full", "shared", "full"]}
+    ),
     "qwen3_next": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={}),
     "qwen3_5": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={"mtp_num_hidden_layers": 1}),
     "exaone_moe": MTP._replace(
