@@ -27,7 +27,10 @@ class ChosenAttention(CachedLayer):
     def choose(self, small: SmallHeads, batch: ModelInput) -> None:
         """Choose tokens for this layer and those behind it that choose none, up to the next that does."""
         cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
-        chosen = self.ops.choose_tokens(small, cache, metadata, self.count)
+        self.take(self.ops.choose_tokens(small, cache, metadata, self.count), batch)
+
+    def take(self, chosen: Tensor, batch: ModelInput) -> None:
+        """Attend to `chosen` tokens, int32 [tokens, count] as of `attend_chosen`, here and in those layers."""
         batch.attention[0].derived[_CHOSEN] = chosen
 
     def forward(self, q: Parts, latents: Parts, batch: ModelInput) -> Tensor:

@@ -116,3 +116,17 @@ class HyperHead(_OfStreams):
         """x [tokens, streams · dim] → [tokens, dim]."""
         weights = self.ops.stream_weights(self.products(x), *self.numbers, self.sizes.eps)
         return self.ops.weighed_stream(x, weights)
+
+
+class MeanOfStreams(Layer):
+    """The mean of the streams behind the last layer."""
+
+    def __init__(self, sizes: StreamSizes) -> None:
+        super().__init__()
+        self._count = sizes.count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, streams · dim] → [tokens, dim]."""
+        weights = x.new_full((len(x), self._count), 1.0 / self._count, dtype=torch.float32)
+        mean: Tensor = self.ops.weighed_stream(x, weights)
+        return mean

@@ -57,8 +57,8 @@ class LatentQueries(PreparedLayer):
 
     def forward(self, x: Tensor) -> Parts:  # type: ignore[override]
         """x [tokens, inputs] → both parts, views of one tensor."""
-        q, edge = self.prepared(x), self._count * self.heads.plain
-        return q[:, :edge].view(len(q), self._count, -1), q[:, edge:].view(len(q), self._count, -1)
+        q, edge, heads = self.prepared(x), self._count * self.heads.plain, self.heads
+        return q[:, :edge].view(len(q), self._count, heads.plain), q[:, edge:].view(len(q), self._count, heads.turned)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the weight, whose rows are head after head."""

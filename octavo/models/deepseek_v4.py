@@ -6,7 +6,7 @@ Sources: DeepSeek's releases; https://arxiv.org/abs/2512.24880 for hyper-connect
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,18 +16,17 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache, Spaced
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.compressed import Compression, Compressor, GroupedLinear, WindowAttention, end_turned
 from octavo.layers.heads import Heads
-from octavo.layers.hyper import HyperConnection, HyperHead, StreamSizes
+from octavo.layers.hyper import HyperHead
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.layers.routers import TableRouter
-from octavo.models.blocks import GatedDecoder, SparseMLP, stream_norm
-from octavo.models.config import DecoderConfig
+from octavo.models.blocks import SparseMLP
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import NUMBERED, Mixture, read_stored
+from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, read_streams
 from octavo.ops.compressed import Sight
 from octavo.ops.experts import RouterRule
 
@@ -66,7 +65,7 @@ _RELEASED: Final = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekV4Config(DecoderConfig):
+class DeepseekV4Config(StreamsConfig):
     """`heads` share one key, which is the value too."""
 
     q_rank: int
@@ -76,7 +75,6 @@ class DeepseekV4Config(DecoderConfig):
     window: int
     compressions: tuple[Compression | None, ...]
     """For each layer how it compresses, None where it does not."""
-    streams: StreamSizes
     hashed: tuple[bool, ...]
     """For each layer whether a table chooses the experts of tokens."""
 
@@ -157,30 +155,19 @@ class HashedMLP(SparseMLP):
         return out
 
 
-class HyperLayer(nn.Module):
-    """Attention and MLP between streams. `carries_residual` is False."""
+class HashedLayer(HyperLayer):
+    """A layer whose MLP is a `HashedMLP`."""
 
-    def __init__(self, c: DeepseekV4Config, mesh: Mesh, layer: int) -> None:
-        super().__init__()
-        self.attn_hc, self.ffn_hc = HyperConnection(c.streams), HyperConnection(c.streams)
-        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
-        self.self_attn = CompressedAttention(c, mesh, layer)
-        self.mlp = HashedMLP(c, mesh, is_hashed=c.hashed[layer])
+    mlp: HashedMLP
 
-    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
-        """Return (the streams [tokens, streams · hidden], None)."""
-        stream, mixing = self.attn_hc(x)
-        x = self.attn_hc.join(x, self.self_attn(self.input_layernorm(stream), batch), mixing)
-        stream, mixing = self.ffn_hc(x)
-        return self.ffn_hc.join(x, self.mlp.of_tokens(self.post_attention_layernorm(stream), batch), mixing), None
+    def feed_forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        return self.mlp.of_tokens(x, batch)
 
 
-class DeepseekV4ForCausalLM(GatedDecoder):
+class DeepseekV4ForCausalLM(StreamsDecoder):
     """The whole model. Layers that predict further tokens are not read."""
 
-    IGNORED = (*GatedDecoder.IGNORED, r"mtp\..*")
-    LAST_STAGE = (*GatedDecoder.LAST_STAGE, "hc_head")
-    carries_residual = False
+    IGNORED = (*StreamsDecoder.IGNORED, r"mtp\..*")
 
     @classmethod
     def read(cls, c: Checkpoint) -> DeepseekV4Config:
@@ -201,7 +188,7 @@ class DeepseekV4ForCausalLM(GatedDecoder):
         groups = c.positive("o_groups", 8)
         if heads % groups:
             raise c.error("o_groups", f"a divisor of num_attention_heads, which is {heads}")
-        hidden, eps = c.positive("hidden_size"), c.positive_float("rms_norm_eps", 1e-6)
+        eps = c.positive_float("rms_norm_eps", 1e-6)
         limit = (c.positive_float("swiglu_limit", 10.0),)
         width = c.positive("moe_intermediate_size")
         return DeepseekV4Config.common(
@@ -220,37 +207,19 @@ class DeepseekV4ForCausalLM(GatedDecoder):
             out_rank=c.positive("o_lora_rank", 1024),
             window=c.positive("sliding_window", 128),
             compressions=compressions,
-            streams=StreamSizes(
-                c.positive("hc_mult", 4),
-                hidden,
-                c.positive("hc_sinkhorn_iters", 20),
-                c.positive_float("hc_eps", 1e-6),
-                eps,
-            ),
+            streams=read_streams(c, eps),
+            layer=HashedLayer,
             hashed=_read_hashed(c, layers),
         )
 
     def __init__(self, c: DeepseekV4Config, mesh: Mesh) -> None:
-        super(GatedDecoder, self).__init__(c, mesh, lambda layer: HyperLayer(c, mesh, layer))
-        self.hc_head = HyperHead(c.streams) if self.is_last else None
-        self._num_streams = c.streams.count
-
-    @property
-    def received_size(self) -> int | None:
-        """Width of what each step receives beside tokens; None for nothing."""
-        return None if self.is_first else self._num_streams * self.config.hidden_size
-
-    def note_layers(self, layers: Iterable[int]) -> None:
-        raise ConfigError("speculative_config: a head reads one stream of its model, and DeepSeek-V4 has several")
-
-    def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return the streams [tokens, streams · hidden], all the same."""
-        return super().begin(batch)[0].repeat(1, self._num_streams), None
-
-    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Return the norm of one stream [tokens, hidden]."""
-        assert self.hc_head is not None, "only the last stage has the head"
-        return super().normalize(self.hc_head(x), None)
+        super().__init__(
+            c,
+            mesh,
+            lambda layer: CompressedAttention(c, mesh, layer),
+            lambda layer: HashedMLP(c, mesh, is_hashed=c.hashed[layer]),
+            head=HyperHead,
+        )
 
     def own_name(self, name: str) -> str:
         for pattern, own in _RELEASED:

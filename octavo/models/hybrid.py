@@ -14,6 +14,7 @@ from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.layers.kimi_delta import KimiDeltaAttention
 from octavo.layers.layer import Layer
 from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
 from octavo.layers.selective import SelectiveMixer, SelectiveOptions, SelectiveSizes
@@ -102,6 +103,16 @@ def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
     shapes = {name.split(".")[-2]: tensor.shape for name, tensor in tensors.items() if "_conv1d." in name}
     found = [shapes[name][0] for name in names if len(shapes.get(name, ())) == 3]
     return dict(zip(names, found if len(found) == 3 and sum(found) == sizes.channels else counts, strict=True))
+
+
+def kimi_delta(**own: Any) -> Callable[[HybridConfig, Mesh], nn.Module]:
+    """Return what makes Kimi's delta attention in the sizes of a config; `own` are its other arguments."""
+
+    def make(c: HybridConfig, mesh: Mesh) -> nn.Module:
+        assert isinstance(c.sizes, RecurrentSizes)
+        return KimiDeltaAttention(c.sizes, c.hidden_size, c.norm_eps, mesh, **own)
+
+    return make
 
 
 def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:

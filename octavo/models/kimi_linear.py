@@ -5,13 +5,9 @@ Ling 3.0 has such layers, too. Source: https://arxiv.org/abs/2510.26692.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
@@ -19,13 +15,17 @@ from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
-from octavo.layers.layer import TensorSlot
-from octavo.layers.linear import ColumnLinear, joined_linear
-from octavo.layers.norm import RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
-from octavo.layers.recurrent import RecurrentLayer, RecurrentSizes, convolution
-from octavo.layers.turns import in_turns
-from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
+from octavo.layers.recurrent import RecurrentSizes
+from octavo.models.hybrid import (
+    ATTENTION,
+    RECURRENT,
+    HybridConfig,
+    HybridDecoder,
+    kimi_delta,
+    read_kinds,
+    stored_convolutions,
+)
 from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.sparse import corrected, read_stored, sparse_by_kind, stated_counts
 
@@ -33,66 +33,6 @@ from octavo.models.sparse import corrected, read_stored, sparse_by_kind, stated_
 @dataclass(frozen=True, kw_only=True)
 class KimiLinearConfig(HybridConfig, LatentConfig):
     """Layers with a state, and attention over latents in the others."""
-
-
-class KimiDeltaAttention(RecurrentLayer):
-    """The gated delta rule with a decay for each element of keys; decays and gates are made by products of low rank, or
-    by one product each where decays have a `bound` (`bounded_delta_rule`)."""
-
-    def __init__(
-        self, c: KimiLinearConfig, mesh: Mesh, *, convolutions: Mapping[str, int], bound: float | None = None
-    ) -> None:
-        assert isinstance(c.sizes, RecurrentSizes)
-        sizes, hidden = c.sizes, c.hidden_size
-        super().__init__(("A_log",), sizes.heads, sizes.rows(mesh, of_keys=False))
-        self.sizes = own = sizes.share(mesh)
-        self._wide = wide = sizes.rows(mesh, of_keys=True, width=sizes.key_dim)
-        self.dt_bias = nn.Parameter(torch.empty(own.key_size), requires_grad=False)
-        self._bound, rank = bound, sizes.key_dim
-        picks = [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "qkv"]
-        picks.append(Pick("b_proj", sizes.heads, (self._rows,)))
-        self.f_b_proj = self.g_b_proj = None
-        if bound is None:
-            picks += [Pick(f"{each}_a_proj", rank, (slice(0, rank),)) for each in "fg"]
-            self.f_b_proj = ColumnLinear(rank, sizes.key_size, mesh)
-            self.g_b_proj = ColumnLinear(rank, sizes.value_size, mesh)
-        else:
-            picks += [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "fg"]
-        self.in_proj = PickedLinear(hidden, picks)
-        self.conv1d = convolution(sizes, mesh, convolutions)
-        self.o_norm, self.gate = RMSNorm(sizes.value_dim, c.norm_eps), Elementwise("gated_by_sigmoid")
-        self.o_proj = joined_linear(sizes.value_size, hidden, mesh)
-        self._tail, self._widths = (
-            (own.taps - 1) * own.channels,
-            [own.channels, own.heads, *(each.length for each in picks[-2:])],
-        )
-
-    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        states, metadata = self.states(batch)
-        own, tokens = self.sizes, len(x)
-        mixed, beta, step, gate = torch.split(self.in_proj(x), self._widths, dim=1)
-        mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
-        q, k, v = (each.view(tokens, own.heads, -1) for each in torch.split(mixed, own.key_size, dim=1))
-        if self.f_b_proj is not None and self.g_b_proj is not None:
-            step, gate = self.f_b_proj(step), self.g_b_proj(gate)
-        numbers: tuple[Any, ...] = self.A_log, self.dt_bias
-        rule = self.ops.gated_delta_rule
-        if self._bound is not None:
-            numbers, rule = (*numbers, self._bound), self.ops.bounded_delta_rule
-        out = in_turns(rule, (q, k, v, step, beta), (numbers, states[:, self._tail :]), metadata)
-        return self.o_proj(self.gate(self.o_norm(out).view(tokens, -1), gate))
-
-    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        rows, wide, every = self._rows, self._wide, slice(None)
-        is_plain, biases = self._bound is not None, (self._count * self.sizes.key_dim,)
-        logs = (self._count,) if is_plain else (1, 1, self._count, 1)
-
-        def fill(stored: Tensor) -> None:
-            self.hold("A_log", stored.flatten()[rows])
-
-        yield TensorSlot(f"{path}.A_log", logs, fill, parts=((rows,) if is_plain else (every, every, rows),))
-        yield self.rows_slot(f"{path}.dt_bias", biases, wide, "dt_bias")
 
 
 class KimiLinearForCausalLM(HybridDecoder):
@@ -118,7 +58,7 @@ class KimiLinearForCausalLM(HybridDecoder):
             kinds=read_kinds(c, _default_kinds(c)),
             sizes=sizes,
             attention=lambda c, mesh, layer: LatentBlock(c, mesh),
-            recurrence=partial(KimiDeltaAttention, convolutions=stored_convolutions(c, sizes)),
+            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes)),
         )
 
     def own_name(self, name: str) -> str:
@@ -174,7 +114,7 @@ class BailingHybridForCausalLM(HybridDecoder):
             kinds=read_kinds(c, kinds),
             sizes=sizes,
             attention=lambda c, mesh, layer: HeadGatedLatentBlock(c, mesh),
-            recurrence=partial(KimiDeltaAttention, convolutions=stored_convolutions(c, sizes), bound=bound),
+            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, is_low_rank=False),
         )
 
     def own_name(self, name: str) -> str:

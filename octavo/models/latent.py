@@ -22,9 +22,6 @@ from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
 from octavo.models.ropes import read_rope
 
-_LATENT_EPS = 1e-6
-"""Of the norms of latents, whatever that of the stream is."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(DecoderConfig):
@@ -33,20 +30,23 @@ class LatentConfig(DecoderConfig):
     latent_heads: LatentHeads
     q_rank: int | None
     """Width that queries are made from; None where they are made from the stream."""
+    latent_eps: float = 1e-6
+    """Of the norms of latents, whatever that of the stream is."""
     latent_factor: float = 1.0
     """What normalised latents are multiplied with."""
 
     @classmethod
-    def common_latent(cls, c: Checkpoint, *, value_dim: int | None = None, **own: Any) -> Self:
+    def common_latent(cls, c: Checkpoint, *, value_dim: int | None = None, may_turn: bool = True, **own: Any) -> Self:
         """Read the keys that families with latents share; `own` adds or replaces fields.
 
-        value_dim: elements of a value where the config does not say; None where it has to.
+        value_dim: elements of a value where the config does not say; None where it has to. may_turn: False where no
+        element of a head does.
         """
         heads = LatentHeads(
             c.positive("num_attention_heads"),
             c.positive("kv_lora_rank"),
             c.positive("qk_nope_head_dim"),
-            c.positive("qk_rope_head_dim"),
+            c.positive("qk_rope_head_dim") if may_turn else c.expect("qk_rope_head_dim", 0),
             c.optional_positive("v_head_dim") or value_dim or c.positive("v_head_dim"),
         )
         width = heads.latent + heads.turned
@@ -89,13 +89,11 @@ class LatentBlock(nn.Module):
             self.q_proj = LatentQueries(hidden, heads, mesh)
         else:
             sections, reads = [c.q_rank, *sections], ["q_a_proj", *reads]
-            self.q_a_layernorm = RMSNorm(c.q_rank, _LATENT_EPS)
+            self.q_a_layernorm = RMSNorm(c.q_rank, c.latent_eps)
             self.q_b_proj = LatentQueries(c.q_rank, heads, mesh)
         self.a_proj = ColumnLinear(hidden, sections, single, bias=c.qkv_bias, reads=reads)
-        factor = c.latent_factor
-        self.kv_a_layernorm = (
-            RMSNorm(heads.latent, _LATENT_EPS) if factor == 1 else ScaledNorm(heads.latent, _LATENT_EPS, factor)
-        )
+        factor, eps = c.latent_factor, c.latent_eps
+        self.kv_a_layernorm = RMSNorm(heads.latent, eps) if factor == 1 else ScaledNorm(heads.latent, eps, factor)
         self.kv_b_proj = LatentProjections(heads, mesh)
         self.rope = self.growth = None
         if c.rope is not None:

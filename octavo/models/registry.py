@@ -84,6 +84,7 @@ _FILES: Final = {
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),
     "gemma3n": ("Gemma3n",),
     "gemma4": ("EmbeddingGemma2", "Gemma4", "Gemma4Unified"),
+    "glm5_next": ("Glm5Next",),
     "granite": (
         *("Granite", "GraniteMoe", "GraniteMoeHybrid", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA"),
         *("HyperCLOVAX", "MiniCPM", "MiniCPM3"),
@@ -129,6 +130,7 @@ _FILES: Final = {
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "EmbeddingGemma2": "EmbeddingGemma2Model",
+    "Glm5Next": "Glm5NextForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",
     "MiniMaxM3Sparse": "MiniMaxM3SparseForConditionalGeneration",
     "Mllama": "MllamaForConditionalGeneration",

@@ -128,8 +128,9 @@ def attend_chosen(
     """Write latents to their slots, then let every query attend to the tokens that it chose.
 
     q is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
-    `chosen` is what `choose_tokens` returns. `cache` [blocks, values] is the layer's, whose first values of each token
-    are its latent; it is updated in place. The result is [tokens, heads, value_size].
+    `chosen` is what `choose_tokens` returns, or `choose_pools`, where numbers below 0 are no tokens. `cache` [blocks,
+    values] is the layer's, whose first values of each token are its latent; it is updated in place. The result is
+    [tokens, heads, value_size].
     """
     out = torch.zeros_like(q[0], memory_format=torch.contiguous_format)
     if out.is_meta:
@@ -141,9 +142,10 @@ def attend_chosen(
         for start, stop, width in _spans(each.start, each.length, count):
             tokens = slice(each.tokens.start + start - each.start, each.tokens.start + stop - each.start)
             seen = torch.arange(start, stop, device=out.device)[:, None].clamp(max=count - 1)
-            hidden = torch.arange(width, device=out.device) > seen
-            mask = torch.zeros((), device=out.device).masked_fill(hidden, -torch.inf)
             positions = F.pad(chosen[tokens, :width].long(), (0, max(0, width - count)))
+            hidden = (torch.arange(width, device=out.device) > seen) | (positions < 0)
+            mask = torch.zeros((), device=out.device).masked_fill(hidden, -torch.inf)
+            positions = positions.clamp(min=0)
             found = each.rows(positions.flatten(), 0, queries.shape[2]).float()
             keys = found.view(stop - start, 1, width, -1)
             # the rest is attended to as well, and cut off

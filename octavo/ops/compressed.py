@@ -28,6 +28,8 @@ _TILE: Final = 32
 """Queries see a multiple of this many vectors, the hidden ones included."""
 _GATHERED: Final = 1 << 14
 """Most vectors that are gathered at once; those of one query may be more."""
+_SCORED_QUERIES: Final = 256
+"""Queries that choose with the keys that were gathered once."""
 
 
 class Ends(NamedTuple):
@@ -162,6 +164,40 @@ def compressed_attention(
     return out
 
 
+def choose_pools(
+    small: SmallQueries, cache: Tensor, metadata: TokenRows, rate: int, num_chosen: int, num_tokens: int
+) -> Tensor:
+    """Return which tokens every query attends to: those of the windows that it chooses, and those behind the last one.
+
+    `cache` [blocks, values] has the small key of each window of `rate` tokens, which already holds this step's; a query
+    chooses the `num_chosen` that score best. The result, int32 [tokens, num_tokens], has positions in ascending order,
+    and behind them -1.
+    """
+    queries = small.queries
+    chosen = torch.full((len(queries), num_tokens), -1, dtype=torch.int32, device=queries.device)
+    if queries.is_meta:
+        return chosen
+    first, size = 0, queries.shape[2]
+    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
+        keys = _Vectors(cache.view(len(cache), -1, size), table.long(), metadata.block_size, rate)
+        begin, tokens = length - count, torch.arange(length, dtype=torch.int32, device=queries.device)
+        for start in range(begin, length, _SCORED_QUERIES):
+            positions = torch.arange(start, min(start + _SCORED_QUERIES, length), device=queries.device)
+            own = slice(first + start - begin, first + start - begin + len(positions))
+            numbers = None
+            if (int(positions[-1]) + 1) // rate > num_chosen:
+                given = SmallQueries(*(each[own] for each in small))
+                numbers = _chosen(positions, keys, 0, rate, num_chosen, given, num_chosen)
+            for query, position in enumerate(range(start, start + len(positions))):
+                seen, ended = tokens[: position + 1], (position + 1) // rate
+                if numbers is not None and ended > num_chosen:
+                    best = seen[: ended * rate].view(-1, rate)[numbers[query]].flatten()
+                    seen = torch.cat((best, seen[ended * rate :]))
+                chosen[own.start + query, : len(seen)] = seen
+        first += count
+    return chosen
+
+
 def workspace_bytes(size: int, num_seen: int, num_tokens: int, num_heads: int) -> int:
     """Return the most bytes that the references allocate beside their outputs.
 
@@ -247,7 +283,9 @@ def _chosen(
     for query, count in enumerate(counts):
         if count <= num_chosen:
             continue
-        products = torch.relu(small.queries[query].float() @ keys[:count].t())  # [heads, vectors]
+        # a copy begins where every other one does: products may depend on the alignment of their factors
+        own = small.queries[query].to(torch.float32, copy=True)
+        products = torch.relu(own @ keys[:count].t())  # [heads, vectors]
         scores = (products * small.weights[query][:, None]).sum(0)
         best = scores.sort(descending=True, stable=True).indices[:num_chosen]
         found[query, :num_chosen] = best.sort().values
@@ -310,7 +348,18 @@ def _attention_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield q, (recent, vectors), (rows, rows), Sight(0.25, 7, rate, num_chosen), sinks, own
 
 
+def _pool_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield queries that see all tokens or choose some."""
+    generator = torch.Generator().manual_seed(0)
+    for rate, num_chosen, size in ((4, 3, 8), (3, 1, 12)):
+        keys, rows = _step(dtype, size, rate, 3)
+        queries = torch.randn(30, 4, size, generator=generator).to(dtype)
+        small = SmallQueries(queries, torch.randn(30, 4, generator=generator))
+        yield small, keys, rows, rate, num_chosen, (num_chosen + 1) * rate - 1
+
+
 OPERATORS = (
+    Operator("choose_pools", choose_pools, _pool_examples),
     Operator("compressed_windows", compressed_windows, _window_examples),
     Operator("compressed_attention", compressed_attention, _attention_examples),
 )

@@ -13,6 +13,7 @@ from octavo.attention.metadata import AttentionMetadata
 from octavo.ops.compressed import (
     Sight,
     SmallQueries,
+    choose_pools,
     compressed_attention,
     compressed_windows,
     ends_of,
@@ -177,6 +178,47 @@ def test_a_query_sees_its_window_and_the_vectors_that_it_chooses() -> None:
         products = both @ inputs.q[position].t() * by.scale  # [vectors, heads]
         weights = torch.softmax(torch.cat((products, sinks[None])), 0)[:-1]
         torch.testing.assert_close(found[position], weights.t() @ both, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rate", "num_chosen"), [(4, 5), (16, 2), (1, 9)])
+def test_the_choice_of_windows_is_that_of_the_formula_however_a_sequence_is_cut(rate: int, num_chosen: int) -> None:
+    length, size, heads = 90, 16, 6
+    generator = torch.Generator().manual_seed(0)
+    keys, gates = (torch.randn(length, size, generator=generator) for _ in range(2))
+    queries = torch.randn(length, heads, size, generator=generator)
+    weights, bias = (
+        torch.randn(length, heads, generator=generator),
+        torch.linspace(-1.0, 1.0, rate * size).view(rate, -1),
+    )
+    num_tokens, num_blocks = (num_chosen + 1) * rate - 1, -(-length // SIZE)
+
+    def run(cuts: Sequence[int]) -> Tensor:
+        vectors = -(-SIZE // rate)
+        parts, pools = (torch.full((num_blocks + 1, n * size), torch.nan) for n in (2 * SIZE, vectors))
+        found, start = [], 0
+        for end in cuts:
+            rows = AttentionMetadata.build([end - start], [end], [list(range(1, num_blocks + 1))], SIZE)
+            store_vectors(torch.cat((keys, gates), 1)[start:end], parts, rows, 1)
+            ends = ends_of(rows, rate)
+            (made,) = compressed_windows(parts, rows, ends, [bias], torch.float32, is_overlapping=False)
+            store_vectors(made, pools, rows, rate, ends)
+            small = SmallQueries(queries[start:end], weights[start:end])
+            found.append(choose_pools(small, pools, rows, rate, num_chosen, num_tokens))
+            start = end
+        return torch.cat(found)
+
+    whole = run([length])
+    assert torch.equal(run([1, 2, 40, 41, 89, length]), whole)
+    means = [
+        (torch.softmax(gates[start : start + rate] + bias, 0) * keys[start : start + rate]).sum(0)
+        for start in range(0, length - rate + 1, rate)
+    ]
+    for position in range(length):
+        ended = (position + 1) // rate
+        scores = [float(torch.relu(queries[position] @ means[each]) @ weights[position]) for each in range(ended)]
+        best = sorted(sorted(range(ended), key=lambda each: -scores[each])[:num_chosen])
+        seen = [rate * each + step for each in best for step in range(rate)] + [*range(ended * rate, position + 1)]
+        assert whole[position].tolist() == seen + [-1] * (num_tokens - len(seen))
 
 
 @pytest.mark.parametrize(("count", "dim"), [(4, 4096), (3, 37), (9, 11)])

@@ -110,6 +110,9 @@ def _save_checkpoint(
         vision = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         text = config.to_dict()
         config = transformers.MiniMaxM3VLConfig(text_config=text, vision_config=vision, projector_hidden_size=8)
+    if family == "glm5_next":
+        vision = {"hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 1, "out_hidden_size": 32}
+        config = transformers.Glm5NextConfig(text_config=config.to_dict(), vision_config=vision)
     if family == "muse_glimmer":
         vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         sizes = {"out_hidden_size": 32, "projector_hidden_size": 8}
@@ -179,7 +182,7 @@ def load_oracle(path: Path) -> Any:
     is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
-    if config["model_type"] in ("ernie4_5_vl_moe", "minimax_m3_vl", "muse_glimmer", "step3p7"):
+    if config["model_type"] in ("ernie4_5_vl_moe", "glm5_next", "minimax_m3_vl", "muse_glimmer", "step3p7"):
         loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -187,6 +190,8 @@ def load_oracle(path: Path) -> Any:
     module = sys.modules[type(model).__module__]
     if hasattr(module, "torch_recurrent_gated_delta_rule"):  # in pieces of 64 tokens it is further from the formula
         module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule  # type: ignore[attr-defined]
+    if hasattr(module, "recurrent_kimi_delta_attention"):
+        module.chunk_kimi_delta_attention = module.recurrent_kimi_delta_attention  # type: ignore[attr-defined]
     return model.eval()
 
 

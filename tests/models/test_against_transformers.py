@@ -397,6 +397,7 @@ VARIANTS |= {
         },
     ),
     "deepseek_v4": ("deepseek_v4", {}),
+    "glm5_next": ("glm5_next", {}),
     "minimax_m3_vl": ("minimax_m3_vl", {}),
     "minimax_m3_vl with whole heads turning and no recent block": (
         "minimax_m3_vl",

@@ -72,6 +72,7 @@ NOT_READ = {
     ("deepseek_v32", "head_dim"),
     ("gemma4", "num_experts"),
     ("gemma4", "top_k_experts"),
+    ("glm5_next", "head_dim"),
     ("glm_moe_dsa", "head_dim"),
     ("gpt_bigcode", "num_key_value_heads"),
     ("gpt_neox", "head_dim"),

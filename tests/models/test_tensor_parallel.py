@@ -69,7 +69,7 @@ PLAIN_MIXTURES = (
         "ernie4_5_moe",
         "ernie4_5_vl_moe",
     ),
-    *("exaone_moe", "flex_olmo", "flint", "gemma4_moe", "glm4_moe", "granitemoe", "granitemoe_swa"),
+    *("exaone_moe", "flex_olmo", "flint", "gemma4_moe", "glm4_moe", "glm5_next", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jamba", "kimi_linear", "kolibri1", "laguna", "lfm2_moe"),
     *("llama4", "minimax_m3_vl"),
     *("longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2", "mistral4", "mixtral", "olmoe", "phimoe"),

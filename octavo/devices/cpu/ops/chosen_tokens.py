@@ -53,7 +53,7 @@ def make_attend_chosen(runtime: CpuRuntime) -> Callable[..., Tensor]:
             *(each[copies.first :].data_ptr() for each in q),
             *(latents.data_ptr(), latents[:, value_size:].data_ptr(), out[copies.first :].data_ptr()),
             *(each.data_ptr() for each in (cache, starts, ends, tables, slots)),
-            *(token_stride(each) for each in q),
+            *(token_stride(each) if each.shape[2] else 0 for each in q),
             *(size, size, tables.stride(0), block_bytes, len(latents), len(tables), out.shape[1]),
             *(size, value_size, TILE_KEYS, code, code, scale),
         )
@@ -97,7 +97,8 @@ def _rows(cache: Tensor, metadata: TokenRows, chosen: Tensor, size: int) -> Iter
         if dense > 0:
             yield dense, each.rows(torch.arange(each.start + dense), 0, size)
         for token in each.tokens[max(dense, 0) :]:
-            yield 1, each.rows(chosen[token].long(), 0, size)
+            own = chosen[token].long()
+            yield 1, each.rows(own[own >= 0], 0, size)
 
 
 IMPLEMENTATIONS = (Implementation("attend_chosen", "native", make_attend_chosen),)
