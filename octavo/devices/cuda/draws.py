@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -120,7 +119,7 @@ def line_of(sequence: SampledSequence) -> Line:
         return Line(Kind.LIKELIEST, (-1.0, _FARTHEST, 0, 1.0))
     distance = _FARTHEST
     if params.min_p > 0.0:
-        (distance,) = struct.unpack("<i", struct.pack("<f", abs(math.log(params.min_p))))
+        distance = int(np.float32(abs(math.log(params.min_p))).view(np.int32))
     top_k, kind = min(max(params.top_k, 0), _MOST), Kind.PLAIN
     if top_k or params.top_p < 1.0:
         kind = Kind.SEARCHED if top_k else Kind.SEARCHED_LONG
@@ -135,8 +134,7 @@ def drawn(logits: Tensor, kind: int, asked: Tensor, launch: Launcher) -> Draws:
         return draws
     num_columns, device = logits.shape[1], logits.device
     if kind >= Kind.SEARCHED:
-        may_be_long = kind == Kind.SEARCHED_LONG
-        find_distances(logits, draws.largest, asked, len(asked), launch, may_be_long=may_be_long)
+        find_distances(logits, draws.largest, asked, launch, may_be_long=kind == Kind.SEARCHED_LONG)
     blocks = len(asked), -(-num_columns // BLOCK)
     scores = torch.empty(blocks, dtype=torch.float64, device=device)
     columns = torch.empty(blocks, dtype=torch.int32, device=device)

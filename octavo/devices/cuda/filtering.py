@@ -23,14 +23,12 @@ STATE: Final = 64
 """Numbers in a line of the kernels' `state`."""
 
 
-def find_distances(
-    logits: Tensor, largest: Tensor, asked: Tensor, num_rows: int, launch: Launcher, *, may_be_long: bool
-) -> None:
-    """Write the distance up to which tokens are kept to the first `num_rows` lines of `asked` (`kernels/sampling.py`).
+def find_distances(logits: Tensor, largest: Tensor, asked: Tensor, launch: Launcher, *, may_be_long: bool) -> None:
+    """Write the distance up to which tokens are kept to the lines of `asked` (`kernels/sampling.py`).
 
     logits: float32 [all rows, vocab]. largest: float32 [all rows]. may_be_long: a row has top-p without top-k.
     """
-    device, num_columns = logits.device, logits.shape[1]
+    device, num_rows, num_columns = logits.device, len(asked), logits.shape[1]
     num_blocks = -(-num_columns // BLOCK)
     num_groups = num_blocks * (BLOCK // GROUP)
 
