@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
 from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.sampling.chunks import sampled_apart
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.logprobs import ranked_tokens
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
@@ -62,8 +63,9 @@ class NativeSampler:
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
         requests = [self._request_of(row, vocab_size) for row in rows]
-        if any(request.is_for_reference for request in requests):
-            return self._sample_apart(logits, rows, [request.is_for_reference for request in requests])
+        are_for_reference = [request.is_for_reference for request in requests]
+        if any(are_for_reference):
+            return sampled_apart(logits, rows, are_for_reference, self._reference.sample, self.sample)
         processed = process(logits, rows, requests) if self._processors else {}
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
         packed += [request.keys(row) for request, row in zip(requests, rows, strict=True)]
@@ -79,16 +81,6 @@ class NativeSampler:
         for row, before in processed.items():
             results[row] = self._of_processed(rows[row], results[row], before, logits[row])
         return results
-
-    def _sample_apart(
-        self, logits: Tensor, rows: Sequence[SamplingRow], is_for_reference: Sequence[bool]
-    ) -> list[RowSamples]:
-        results: dict[int, RowSamples] = {}
-        for sampler, wanted in ((self._reference, True), (self, False)):
-            places = [place for place, found in enumerate(is_for_reference) if found is wanted]
-            sampled = sampler.sample(logits[places], [rows[place] for place in places])
-            results.update(zip(places, sampled, strict=True))
-        return [results[place] for place in range(len(rows))]
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         logits = logits.contiguous()

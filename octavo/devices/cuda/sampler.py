@@ -18,7 +18,7 @@ from octavo.devices.cuda.logprobs import described, tokens_of
 from octavo.devices.cuda.processing import LAUNCHED, apply
 from octavo.devices.cuda.runtime import CudaRuntime, to_device
 from octavo.devices.reference.sampler import Describer, ReferenceSampler
-from octavo.sampling.chunks import chunks
+from octavo.sampling.chunks import chunks, sampled_apart
 from octavo.sampling.filters import Filter, MinP, TopK, TopP
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow
@@ -70,18 +70,8 @@ class CudaSampler(ReferenceSampler):
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         """Draw. The kernels that draw a row must not depend on whether another row makes the step wait for the host:
         those of `launch` draw here too, also rows that processors of the host have changed."""
-        launched: list[int] = []
-        waiting: list[int] = []
-        for place, row in enumerate(rows):
-            (launched if self._is_drawn_by_kernels(row.sequence.params) else waiting).append(place)
-        if not launched:
-            return super().sample(logits, rows)
-        if not waiting:
-            return self.launch(logits, rows).wait()
-        draws = self.launch(logits[launched], [rows[place] for place in launched])
-        results = dict(zip(waiting, super().sample(logits[waiting], [rows[place] for place in waiting]), strict=True))
-        results |= zip(launched, draws.wait(), strict=True)
-        return [results[place] for place in range(len(rows))]
+        are_launched = [self._is_drawn_by_kernels(row.sequence.params) for row in rows]
+        return sampled_apart(logits, rows, are_launched, lambda *some: self.launch(*some).wait(), super().sample)
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         owners = [place for place, row in enumerate(rows) for _ in range(row.num_samples)]
