@@ -120,6 +120,7 @@ class OpenRequests:
         self._ends = FewPerTurn(_MOST_ENDS)
         # the reason why the task of a request has to end early; None while there is none
         self._reasons: dict[asyncio.Task[Any], Exception | None] = {}
+        self._end_of_all: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -128,8 +129,11 @@ class OpenRequests:
     async def track(self, receive: Receive) -> AsyncIterator[None]:
         """End the body of the `with` with ClientDisconnectedError when the client closes its connection.
 
-        What is left of the request's body is discarded; where it is too large, its ApiError ends the `with`.
+        What is left of the request's body is discarded; where it is too large, its ApiError ends the `with`. After
+        `end_all` its reason is raised at once.
         """
+        if self._end_of_all is not None:
+            raise self._end_of_all
         task = asyncio.current_task()
         assert task is not None
         self._reasons[task] = None
@@ -151,6 +155,8 @@ class OpenRequests:
                 self.started.clear()
 
     def end_all(self, reason: Exception) -> None:
+        """End all requests for a reason, and those that begin later: what had been read of them waited for its turn."""
+        self._end_of_all = reason
         for task in list(self._reasons):
             self._end(task, reason)
 

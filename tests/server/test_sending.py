@@ -284,6 +284,9 @@ async def test_all_requests_end_with_the_reason_given() -> None:
     await asyncio.sleep(0)
     requests.end_all(reason := shutting_down())
     assert await asyncio.gather(*tasks, return_exceptions=True) == [reason] * 3
+    later = asyncio.create_task(generate(requests, Client(), 0.0))  # it waited for its turn, or between two parts
+    assert await asyncio.gather(later, return_exceptions=True) == [reason]
+    assert not requests.started.is_set()
 
 
 async def test_a_body_that_nobody_reads_and_that_is_too_large_ends_its_request() -> None:
