@@ -187,12 +187,18 @@ def _leave_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_MOVED = {
-    "--replay": "a recording is replayed by a command of its own: octavo replay FILE",
-    "--svg": "write the report with --output FILE, which `python -m benchmarks.draw FILE PICTURE.svg` of a source "
-    "checkout draws; it draws recordings too",
+_ELSEWHERE = {
+    "simulate": {
+        "--replay": "a recording is replayed by a command of its own: octavo replay FILE",
+        "--svg": "write the report with --output FILE, which `python -m benchmarks.draw FILE PICTURE.svg` of a source "
+        "checkout draws; it draws recordings too",
+    },
+    "run": dict.fromkeys(("--image", "--images"), "octavo chat takes images: octavo chat MODEL --image FILE"),
+    "quantize": dict.fromkeys(
+        ("--source", "--model", "--output"), "model and directory come without flags: octavo quantize MODEL OUTPUT"
+    ),
 }
-"""Options that octavo simulate had, and where they are now."""
+"""By command: options that it had, or that one may look for in it, and where they are."""
 _ALSO_CALLED = {"--num-requests": "--num-prompts", "--num-prompts": "--num-requests"}
 """Options of benchmarks by the names that others of them have."""
 
@@ -203,8 +209,9 @@ def _unknown_option(error: UnknownOptionError) -> str:
     from octavo.core.absent import absent_options, renamed_options
 
     flag = (error.token.keyword or error.token.value).partition("=")[0]
-    if flag in _MOVED and "simulate" in (error.command_chain or ()):
-        return f"{flag}: {_MOVED[flag]}"
+    for command in error.command_chain or ():
+        if (said := _ELSEWHERE.get(command, {}).get(flag)) is not None:
+            return f"{flag}: {said}"
     name = flag.lstrip("-").partition(".")[0].removeprefix("no-").replace("-", "_")
     options = {option for argument in error.argument_collection for option in argument.names}
     if (other := _ALSO_CALLED.get(flag)) in options:
@@ -218,8 +225,8 @@ def _unknown_option(error: UnknownOptionError) -> str:
         return f"Unknown option: {flag}. Did you mean {begun[0]}?"
     near = get_close_matches(flag, options, 1, 0.7)  # what cyclopts takes for near is further away
     remedy = f". Did you mean {near[0]}?" if near else f"; `{_command(error)} --help` lists them"
-    said = f"Unknown option: {flag}{remedy}"
-    return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or said
+    unknown = f"Unknown option: {flag}{remedy}"
+    return _flag_of_llama_cpp(flag) or _field_of_requests(name, flag, options) or unknown
 
 
 def _command(error: CycloptsError) -> str:

@@ -68,9 +68,9 @@ def proxy(*, given: Given) -> int:
     args = with_secret(given.arguments(EngineArgs), hosts)
     # the engines have the weights; a configuration file may serve them, too
     args = dataclasses.replace(args, load_format="dummy", packed_cache="auto", role=None, prefill=0, decode=0)
-    mention_demonstration_model(args)
 
     async def start(config: EngineConfig) -> Replicas:
+        mention_demonstration_model(args)  # the address is the proxy's
         secret, hello = read_secret(args.cluster_secret_file), hello_of(config.model)
         engines = RemoteReplicas(named, file, secret, hello, timeout_s=args.distributed_timeout_seconds)
         return await engines.start(config)

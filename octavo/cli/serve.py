@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
@@ -11,6 +11,10 @@ from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+    from octavo.engine.replicas import Replicas
 
 
 def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
@@ -20,7 +24,6 @@ def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
     def serve(*, given: Given) -> int:
         """Serve a model over HTTP, as the OpenAI API does, or one engine of it for `octavo proxy` (--role)."""
         engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
-        mention_demonstration_model(engine_args)
         if engine_args.role is not None:
             if ahead is not None:
                 ahead.discard()
@@ -29,7 +32,11 @@ def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
             from octavo.engine.replicas import Replicas
             from octavo.server.serving import serve as serve_http
 
-            return serve_http(engine_args, server_args, partial(Replicas.start, core=core))
+            async def start(config: EngineConfig) -> Replicas:
+                mention_demonstration_model(engine_args)  # the address is the server's
+                return await Replicas.start(config, core=core)
+
+            return serve_http(engine_args, server_args, start)
 
     return serve
 
@@ -37,6 +44,7 @@ def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
 def _serve_role(engine_args: EngineArgs, server_args: ServerArgs, given: Given) -> int:
     from octavo.cli.serve_role import serve_role
 
+    mention_demonstration_model(engine_args)
     of_http = [name for name in given.values_of(ServerArgs) if name not in ("host", "port")]
     if of_http:
         raise ConfigError(

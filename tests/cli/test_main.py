@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -192,6 +193,8 @@ def test_version_is_the_packages(command: Command) -> None:
         (["replay"], "RECORDING is missing; `octavo replay --help` shows what it takes"),
         (["quantize"], "MODEL is missing; `octavo quantize --help` shows what it takes"),
         (["quantize", "x"], "OUTPUT is missing; `octavo quantize --help` shows what it takes"),
+        (["run", "--image", "x.png", "hi"], "--image: octavo chat takes images: octavo chat MODEL --image FILE"),
+        (["quantize", "--source", "x", "--output", "y"], "--source: model and directory come without flags: octavo"),
         (["run", "--bogus", "x"], "Unknown option: --bogus; `octavo run --help` lists them"),
         (["nonsense"], 'Unknown command "nonsense". `--help` lists them'),
         (["bench", "latncy"], 'Did you mean "latency"?'),
@@ -242,6 +245,15 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], 
     assert captured.err.startswith("octavo: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+@pytest.mark.usefixtures("_without_cores")
+@pytest.mark.parametrize("name", [["serve"], ["proxy", "--decode", "127.0.0.1:9"]])
+def test_a_port_that_is_in_use_is_all_that_is_said(name: list[str], command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        said = command(*name, "--port", str(used.getsockname()[1]), code=EXIT_ERROR).err
+    assert said.startswith("octavo: cannot listen on 127.0.0.1:")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.usefixtures("_without_cores")
