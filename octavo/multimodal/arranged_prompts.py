@@ -23,13 +23,16 @@ def paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) ->
 
 
 def ernie_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
-    """Return a prompt where each image is between the tokens that begin and end one."""
-    begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
+    """Return a prompt where each image, and each video, is between the tokens that begin and end one."""
+    config, kinds = context.config, {marker: "image"}
+    if config.values.get("video_token_id") is not None:
+        kinds[config.positive("video_token_id")] = "video"
     written: list[int] = []
     for place, token_id in enumerate(token_ids):
-        if token_id != marker:
+        if (kind := kinds.get(token_id)) is None:
             written.append(token_id)
             continue
-        written += [marker] if written[-1:] == [begin] else [begin, marker]
+        begin, end = (config.positive(f"{kind}_{name}_token_id") for name in ("start", "end"))
+        written += [token_id] if written[-1:] == [begin] else [begin, token_id]
         written += [] if list(token_ids[place + 1 : place + 2]) == [end] else [end]
     return written

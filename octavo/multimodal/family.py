@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ Arrays = Mapping[str, NDArray[Any]]
 
 class Context(NamedTuple):
     """What a family writes images with. config: the whole config.json. encode: ids of a text. place: images of the
-    prompt before this one."""
+    prompt before this one. path: the checkpoint's folder."""
 
     config: Section
     settings: Mapping[str, Any]
     encode: Callable[[str], list[int]]
     place: int = 0
+    path: Path = Path()
 
 
 class Family(NamedTuple):

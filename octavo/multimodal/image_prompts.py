@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from octavo.config.blamed_keys import blamed_keys
@@ -25,6 +27,8 @@ from octavo.multimodal.videos import decoded_video
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
 
 _EDGES: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Where image processors that do not have these settings keep the same numbers, in their size."""
@@ -53,7 +57,8 @@ class ImagePrompts:
         self._changes = changes or {}
         self._settings = settings = {**settings, **self._changes}
         config = checkpoint.stored
-        self._context, self._lines = Context(config, settings, encode), JoinedLines(encode)
+        self._context = Context(config, settings, encode, path=self._path)
+        self._lines = JoinedLines(encode)
         marker, self._token = self._tokens(config, encode)
         self._vectors = frozenset({self._token, *self.family.others(config)})
         self.word = self.family.word
@@ -70,8 +75,11 @@ class ImagePrompts:
             if own == marker:
                 key = next(each for each in self._videos.marker if config.values.get(each) is not None)
                 raise config.error(key, "another token than the one that stands for an image")
-            self._markers[own] = "video"
-            self._videos.check(Section(self._video_settings, f"{checkpoint.path} (video processor)"))
+            read = Section(self._video_settings, f"{checkpoint.path} (video processor)")
+            if (lacking := self._videos.check(read, self._path)) is None:
+                self._markers[own] = "video"
+            else:
+                _log.warning("%s: videos are not read: %s", self._path, lacking)
         self._processor: Any = None
 
     def _tokens(self, config: Section, encode: Callable[[str], list[int]]) -> tuple[int, int]:
@@ -160,6 +168,7 @@ class ImagePrompts:
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
         video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)
+        video = msgspec.structs.replace(video, num_before=self.family.num_before)
         return made.tokens, video, left_out
 
     @cached_property

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.section import Section
 from octavo.multimodal.family import Arrays, Context
+from octavo.multimodal.stamped_frames import check_font, stamped
 from octavo.multimodal.videos import Video
 
 
@@ -32,13 +35,14 @@ ImageArrays = Callable[..., Arrays]
 
 class VideoFamily(NamedTuple):
     """marker: keys of config.json of the id that stands for a video in a prompt. token: likewise for its vectors.
-    write: returns what is written; settings are those of videos. check: raises CheckpointError or UnsupportedModel for
-    settings of which none is."""
+    write: returns what is written; settings are those of videos. check: returns what the folder of a checkpoint with
+    these settings lacks to read videos, None for nothing; raises CheckpointError or UnsupportedModel for settings that
+    are none."""
 
     marker: tuple[str, ...]
     token: tuple[str, ...]
     write: Callable[[Context, int, Mapping[str, Any], ImageArrays, Video], WrittenVideo]
-    check: Callable[[Section], None] = lambda settings: None
+    check: Callable[[Section, Path], str | None] = lambda settings, path: None
 
 
 class _Sizes(NamedTuple):
@@ -193,12 +197,51 @@ def _muse(context: Context, token: int, settings: Mapping[str, Any], images: Ima
     return WrittenVideo([*begin, *(each for part in spans for each in part), *end], arrays)
 
 
-def _check_minimax(settings: Section) -> None:
+def _ernie(
+    context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
+) -> WrittenVideo:
+    """All vectors in one span, each of two frames, on which their time is drawn."""
+    frame, frames = video.frames[0], video.frames
+    if settings.get("draw_on_frames", True):
+        frames = stamped(frames, [place / video.fps for place in video.indices], context.path / _font(settings))
+    frames = [*frames, *frames[-1:] * (len(frames) % _ERNIE_TOGETHER)]
+    sizes = _Sizes.of(context)
+    limits = _limits({"size": settings.get("size")}, 299 * 28 * 28, 1196 * 28 * 28)
+    height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), limits)
+    made = images(*(each.resize((width, height), 3) for each in frames), do_resize=False)  # bicubic
+    _, rows, columns = (int(each) for each in made["image_grid_thw"][0])
+    arrays = {
+        "pixel_values_videos": made["pixel_values"],
+        "video_grid_thw": np.array([[len(frames), rows, columns]], np.int64),
+    }
+    grid, count = (rows // sizes.merge, columns // sizes.merge), len(frames) // _ERNIE_TOGETHER
+    return WrittenVideo([token] * (count * grid[0] * grid[1]), arrays, grid, tuple(range(count)))
+
+
+def _font(settings: Mapping[str, Any]) -> str:
+    return Path(str(settings.get("font") or "Roboto-Regular.ttf")).name
+
+
+def _check_ernie(settings: Section, path: Path) -> str | None:
+    if settings.values.get("temporal_patch_size", _ERNIE_TOGETHER) != _ERNIE_TOGETHER:  # those of images
+        return "there is no video_preprocessor_config.json"
+    for name in ("shortest_edge", "longest_edge"):
+        (settings.section("size") or settings).optional_positive(name)
+    if not settings.bool("draw_on_frames", True):
+        return None
+    file = path / _font(settings.values)
+    if not file.is_file():
+        return f"there is no {file.name}, the font in which the time is drawn on frames; put it into the folder"
+    check_font(file)
+    return None
+
+
+def _check_minimax(settings: Section, path: Path) -> None:
     for name in ("min_pixels", "max_pixels", "vision_segment_max_frames"):
         settings.optional_positive(name)
 
 
-def _check_muse(settings: Section) -> None:
+def _check_muse(settings: Section, path: Path) -> None:
     settings.optional_positive("max_video_frame_tokens")
     words = "Time: {timestamp:.1f}s"
     settings.expect("frame_timestamp_format", words, default=words)
@@ -216,6 +259,8 @@ def _timed(
     return arrays, (rows // sizes.merge, columns // sizes.merge)
 
 
+_ERNIE_TOGETHER: Final = 2
+"""Frames that become vectors together."""
 _FRAMES_PER_SECOND: Final = {"qwen2_5_omni_thinker": 2.0, "qwen3_omni_moe_thinker": 1.0}
 """By `model_type`: of videos that come without them, as processors in transformers have it."""
 _VIDEO: Final = ("video_token_id", "video_token_index")
@@ -224,6 +269,7 @@ _QWEN2: Final = VideoFamily(_VIDEO, _VIDEO, _qwen2)
 _QWEN3: Final = VideoFamily(_VIDEO, _VIDEO, _qwen3)
 
 VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
+    ERNIE_VL: VideoFamily(_VIDEO, _VIDEO, _ernie, _check_ernie),
     "Glm46VForConditionalGeneration": _GLM,
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import ImageFont
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
+from octavo.multimodal.stamped_frames import stamped, time_in_words
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
 from tests.fakes.vision_families import FAMILIES
@@ -39,14 +41,18 @@ PROMPTS: list[Any] = [
 ]
 
 
-SETTINGS = {"minimax_m3": {"vision_segment_max_frames": 2}, "muse_glimmer": {"max_video_frame_tokens": 4}}
-"""Of videos: few parts that are read at once, and few tokens of a frame."""
+SETTINGS: dict[str, Any] = {
+    "ernie4_5_vl": {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 8}},
+    "minimax_m3": {"vision_segment_max_frames": 2},
+    "muse_glimmer": {"max_video_frame_tokens": 4},
+}
+"""Of videos: small frames, few parts that are read at once, and few tokens of a frame."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        *("glm4v", "minimax_m3", "muse_glimmer", "qwen2_5_vl", "qwen3_vl"),
+        *("ernie4_5_vl", "glm4v", "minimax_m3", "muse_glimmer", "qwen2_5_vl", "qwen3_vl"),
         pytest.param("qwen3_5", marks=pytest.mark.long),
     ],
 )
@@ -55,10 +61,21 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def made(family: str, path: Path) -> Path:
-    make_vision_checkpoint(family, path)
+    return with_videos(family, make_vision_checkpoint(family, path))
+
+
+def with_videos(family: str, path: Path) -> Path:
+    """Write what a checkpoint needs to read videos beside what it has for images."""
     if family in SETTINGS:
         (path / "video_preprocessor_config.json").write_text(json.dumps(SETTINGS[family]))
+    if family == "ernie4_5_vl":
+        write_font(path)
     return path
+
+
+def write_font(path: Path) -> None:
+    """Write the font that Pillow has within itself under the name that the release has."""
+    (path / "Roboto-Regular.ttf").write_bytes(ImageFont.load_default(10).path.getvalue())  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +115,9 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
         kinds[:, len(output.prompt_token_ids) :] = 0
         seconds = [2 / 8, 2 / 24] if family == "qwen2_5_vl" else None
         more = {} if seconds is None else {"second_per_grid_ts": torch.tensor(seconds)}
+        if family == "ernie4_5_vl":  # whose experts of images compute the tokens around one, too
+            around = torch.nn.functional.max_pool1d(kinds[None].float(), 3, 1, 1)[0].int()
+            more["moe_mm_token_type_ids"] = around
         with torch.inference_mode():
             logits = oracle(input_ids=ids, mm_token_type_ids=kinds, **arrays_of(path, prompt), **more).logits[0]
         assert_agrees(output, drawn, logits)
@@ -107,6 +127,11 @@ def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
     """Of two frames each patch has the pixels of both, channel by channel, in the order of transformers."""
     family, path = checkpoint
     whole = arrays_of(path, PROMPTS[0])
+    if family == "ernie4_5_vl":  # whose vectors are of two patches
+        frames, rows, columns = whole["video_grid_thw"][0].tolist()
+        patches = whole["pixel_values_videos"].view(frames, rows * columns, -1)
+        assert (frames, torch.equal(patches[4], patches[5])) == (6, True)
+        return
     counts, (_, rows, columns) = whole["video_grid_thw"][:, 0].tolist(), whole["video_grid_thw"][0].tolist()
     assert (counts, len(whole["pixel_values_videos"])) == (
         [2, 1] if family == "minimax_m3" else [3],
@@ -190,6 +215,43 @@ def test_settings_with_which_no_video_is_read_are_refused_when_the_model_is_load
     (path / "video_preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises((CheckpointError, UnsupportedModel), match=said):
         generate(path, ["w1"])
+
+
+def test_the_time_is_drawn_on_frames_in_the_font_of_the_checkpoint(tmp_path: Path) -> None:
+    assert [time_in_words(each) for each in (0.0, 61.25, 3725.5)] == [
+        *("time: 00:00:00.00", "time: 00:01:01.25", "time: 01:02:05.50")
+    ]
+    path = made("ernie4_5_vl", tmp_path)
+    frames = [image(7, 280, 140)] * 3
+    first, second, third = (np.asarray(each) for each in stamped(frames, [0.0, 0.0, 0.5], path / "Roboto-Regular.ttf"))
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, third)
+    changed = np.argwhere((first != np.asarray(frames[0])).any(2)).max(0)
+    assert changed[0] <= 20  # a line of letters of 14 pixels in the corner above
+    assert 60 <= changed[1] <= 200
+    drawn = arrays_of(path, PROMPTS[0])
+    (path / "video_preprocessor_config.json").write_text(
+        json.dumps(SETTINGS["ernie4_5_vl"] | {"draw_on_frames": False})
+    )
+    plain = arrays_of(path, PROMPTS[0])
+    assert torch.equal(drawn["video_grid_thw"], plain["video_grid_thw"])
+    assert not torch.equal(drawn["pixel_values_videos"], plain["pixel_values_videos"])
+
+
+def test_without_the_font_and_with_a_damaged_one(tmp_path: Path) -> None:
+    path = made("ernie4_5_vl", tmp_path)
+    small = {"prompt": "<video>", "multi_modal_data": {"video": [image(1, 9, 40)]}}
+    refused, text = generate(path, [small, PROMPTS[2]])
+    assert refused.error is not None
+    assert "frames of 9 x 40 pixels, each side must have at least 10" in refused.error.message
+    (path / "Roboto-Regular.ttf").write_bytes(b"no font")
+    with pytest.raises(CheckpointError, match="is no font"):
+        generate(path, PROMPTS[2:])
+    (path / "Roboto-Regular.ttf").unlink()
+    refused, again = generate(path, [PROMPTS[0], PROMPTS[2]])
+    assert refused.error is not None
+    assert "this model reads text and images" in refused.error.message
+    assert bits([again]) == bits([text])
 
 
 def test_a_video_that_lasts_longer_than_the_context_is_refused_and_harms_nobody(tmp_path: Path) -> None:

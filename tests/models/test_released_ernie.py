@@ -13,9 +13,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
 from tests.e2e.test_images import PARAMS, PROMPTS, bits, generate
+from tests.e2e.test_videos import with_videos
 from tests.fakes.checkpoints import edit_config
 from tests.fakes.vision import image, make_vision_checkpoint
-from tests.fakes.vision_sizes import IMAGE, START
 
 _OF_TEXT = ("hidden_size", "intermediate_size", "max_position_embeddings", "moe_intermediate_size", "moe_k")
 _OF_TEXT += ("moe_num_shared_experts", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size")
@@ -57,12 +57,16 @@ def test_the_release_is_the_model_of_transformers_layout(path: Path) -> None:
     assert bits(generate(path, PROMPTS[3:], limit_mm_per_prompt={"image": 0})) == expected[3:]
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_token_before_an_image_is_no_prefix_of_a_text_with_that_token(path: Path, first: int) -> None:
+def test_the_token_before_an_image_is_no_prefix_of_a_text_with_that_token(path: Path, first: int, kind: str) -> None:
     """Experts of images compute it: it is the last token of the first block."""
-    words = list(range(20, 35))
-    with_image = {"prompt_token_ids": [*words, IMAGE, 40], "multi_modal_data": {"image": image(1)}}
-    prompts: list[Any] = [with_image, {"prompt_token_ids": [*words, START, 40, 41]}]
+    with_videos("ernie4_5_vl", path)
+    words, config = list(range(20, 35)), json.loads((path / "config.json").read_text())
+    marker, begin = config[f"{kind}_token_id"], config[f"{kind}_start_token_id"]
+    given = image(1) if kind == "image" else [image(1), image(2)]
+    with_image = {"prompt_token_ids": [*words, marker, 40], "multi_modal_data": {kind: given}}
+    prompts: list[Any] = [with_image, {"prompt_token_ids": [*words, begin, 40, 41]}]
     drawn = []
     for numbers in ([1 - first], [first, 1 - first]):
         with LLM(str(path), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
