@@ -138,7 +138,9 @@ _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_sp
 """Types of models whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Types of models whose whole config alone says whether they are: the default of the text model's config is wrong."""
-_STRETCHED: Final = frozenset({"apertus", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"})
+_STRETCHED: Final = frozenset(
+    {"apertus", "apertus1p5", "apertus1p5_text", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"}
+)
 """Types of models whose rotations are not plain by default; every published config states them."""
 
 

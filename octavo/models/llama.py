@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
+import torch
+from torch import Tensor
+
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF
+from octavo.layers.embedding import LMHead
 from octavo.models.blocks import GatedDecoder, LateNormLayer, PlainMLP, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.fields import (
@@ -81,6 +86,49 @@ class ApertusForCausalLM(GatedDecoder):
         mlp=PlainMLP,
         activation=Read(Checkpoint.expect, "hidden_act", "xielu", *OPERATOR_OF, default="xielu"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedConfig(DecoderConfig):
+    """Adds how many of the last tokens the head does not have: they are read and not drawn."""
+
+    num_undrawn: int
+
+    @classmethod
+    def pruned(cls, c: Checkpoint, **own: Any) -> PrunedConfig:
+        """Read it from `output_vocab_size`, beside what `common` reads. Raises CheckpointError."""
+        total = c.positive("vocab_size")
+        drawn = c.optional_positive("output_vocab_size") or total
+        if drawn > total:
+            raise c.error("output_vocab_size", f"at most vocab_size, which is {total:,}")
+        if drawn < total:
+            c.expect("tie_word_embeddings", False)
+        return cls.common(c, num_undrawn=total - drawn, **own)
+
+
+class Apertus1p5TextForCausalLM(ApertusForCausalLM):
+    """Apertus 1.5, whose images and sounds, tokens of a larger vocabulary, are not made: the head may not have them.
+
+    Source: https://huggingface.co/swiss-ai/Apertus-v1.5-8B.
+    """
+
+    COMMON = PrunedConfig.pruned
+    config: PrunedConfig
+
+    def __init__(self, c: PrunedConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        if c.num_undrawn and self.lm_head is not None:
+            self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, num_unstored=c.num_undrawn)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        logits = super().compute_logits(hidden)
+        if self.config.num_undrawn:
+            assert isinstance(self.lm_head, LMHead), "no table is shared"
+            logits[:, self.lm_head.share.length :] = torch.finfo(logits.dtype).min
+        return logits
+
+
+Apertus1p5ForConditionalGeneration = Apertus1p5TextForCausalLM
 
 
 class ArceeForCausalLM(GatedDecoder):

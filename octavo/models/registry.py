@@ -97,7 +97,20 @@ _FILES: Final = {
     "kimi_linear": ("BailingHybrid", "KimiLinear"),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
-        *("Apertus", "Aquila", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4", "Glm", "Glm4", "Helium"),
+        *(
+            "Apertus",
+            "Apertus1p5",
+            "Apertus1p5Text",
+            "Aquila",
+            "Arcee",
+            "Cwm",
+            "Ernie4_5",
+            "Exaone",
+            "Exaone4",
+            "Glm",
+            "Glm4",
+            "Helium",
+        ),
         *("HunYuanDenseV1", "IQuestCoder", "InternLM2", "InternLM3", "LLaMA", "Llama", "MiMo", "Ministral"),
         *("Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Phi4MM", "Phi4Multimodal", "Qwen2", "Qwen3"),
         *("SeedOss", "SmolLM3", "TeleChat3", "Xverse"),
@@ -129,6 +142,7 @@ _FILES: Final = {
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
+    "Apertus1p5": "Apertus1p5ForConditionalGeneration",
     "EmbeddingGemma2": "EmbeddingGemma2Model",
     "Glm5Next": "Glm5NextForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",

@@ -12,6 +12,7 @@ FAMILIES = {
     "arcee": of("Arcee", num_key_value_heads=2),
     "bitnet": of("BitNet", num_key_value_heads=2),
     "apertus": of("Apertus", num_key_value_heads=2),
+    "apertus1p5": of("Apertus1p5Text", num_key_value_heads=2),
     "muse_glimmer": of(
         "MuseGlimmerText",
         WINDOWS_IN_TWO,

@@ -295,7 +295,17 @@ VARIANTS |= {
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("apertus", "cohere2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3", "nanochat", "phimoe"),
+        *(
+            "apertus",
+            "apertus1p5",
+            "cohere2_moe",
+            "longcat_flash",
+            "mellum",
+            "mimo_v2_flash",
+            "minicpm3",
+            "nanochat",
+            "phimoe",
+        ),
         *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "laguna", "minimax", "muse_glimmer"),
         "bailing_hybrid",
         "modernbert-decoder",

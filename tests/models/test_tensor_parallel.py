@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
 }
 PLAIN = (
-    *("apertus", "arcee", "bitnet", "bloom", "codegen", "cohere2", "cwm", "deepseek_v2", "deepseek_v3"),
+    *("apertus", "apertus1p5", "arcee", "bitnet", "bloom", "codegen", "cohere2", "cwm", "deepseek_v2", "deepseek_v3"),
     *("deepseek_v32", "exaone", "exaone4", "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3", "gemma3n"),
     *("gemma4", "glm", "glm4", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox"),
     *("gpt_oss", "gptj", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax", "jais2"),
