@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.devices.cuda.experts import GroupedStack, grouped_arguments, num_tiles, room_for_rows
-from octavo.devices.cuda.ops.linear import InvariantLinear, multiplied
+from octavo.devices.cuda.ops.linear import InvariantLinear
 from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
 from octavo.ops.codes import NotFinite
@@ -243,8 +243,8 @@ class Float8Linear(InvariantLinear):
     rounds each weight to the type of the model."""
 
     def __init__(self, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
-        super().__init__(shape, state, runtime)
-        self._spec, self._given = spec, {**state, "weight": runtime.floats(state["codes"])}
+        super().__init__(shape, state, runtime, spec.group or 1)
+        self._spec = spec
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         return PreparedLinear.by_head(self, x, outputs)
@@ -252,12 +252,6 @@ class Float8Linear(InvariantLinear):
     def rows(self, ids: Tensor) -> Tensor:
         return self._spec.dequantized({name: self._state[name][ids] for name in ("codes", "scales")}).to(
             self.shape.dtype
-        )
-
-    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        group, gated = self._spec.group or 1, self.shape.is_gated
-        return multiplied(
-            self._runtime, x, self._given, dtype, add=add, gated=gated, chunks=self._chunks(), group=group
         )
 
 

@@ -62,9 +62,11 @@ class Chunks(NamedTuple):
 class InvariantLinear(PlainLinear):
     """The weight as the checkpoint has it. A row has the same bits for any number of rows, and of ranks."""
 
-    def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
+    def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime, group: int = 0) -> None:
+        """group: as in `multiplied`, whose `weight` is `codes` of the state; 0 for a plain weight."""
         super().__init__(shape, state)
-        self._runtime = runtime
+        self._runtime, self._group = runtime, group
+        self._given = {**state, "weight": runtime.floats(state["codes"])} if group else self._state
         tiles = -(-shape.outputs // _READING["BN"])
         self._arrived = torch.zeros(tiles, dtype=torch.int32, device=next(iter(state.values())).device)
 
@@ -83,9 +85,8 @@ class InvariantLinear(PlainLinear):
         return torch.stack(found, dim=1)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        return multiplied(
-            self._runtime, x, self._state, dtype, add=add, gated=self.shape.is_gated, chunks=self._chunks()
-        )
+        gated, chunks, group = self.shape.is_gated, self._chunks(), self._group
+        return multiplied(self._runtime, x, self._given, dtype, add=add, gated=gated, chunks=chunks, group=group)
 
     def _chunks(self) -> Chunks | None:
         if self.shape.is_gated:
