@@ -14,6 +14,7 @@ import lzma
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, c_void_p, create_string_buffer
+from functools import cache
 from hashlib import sha256
 from importlib import metadata, util
 from pathlib import Path
@@ -142,14 +143,13 @@ class CubinLauncher:
         """packed: the blocks. Raises DriverError where the driver does not load the first variant."""
         self._driver, self._packed, self._otherwise = driver, packed, otherwise
         self._ends: Sequence[int] = manifest["blocks"]
-        self._blocks: dict[int, bytes] = {}
+        self._block, self._variant = cache(self._unpacked), cache(self._loaded)
         self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
         self._missing: set[Call] = set()
         self._lines = {
             Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"]))): each
             for each in manifest["variants"]
         }
-        self._variants: dict[Call, _Variant] = {}
         self._known: dict[tuple[Any, ...], _Variant] = {}
         """The variants by a key that is made faster than a `Call`."""
         for call in list(self._lines)[:1]:  # whether the driver takes them is known at start
@@ -167,19 +167,14 @@ class CubinLauncher:
             found = self._known[key] = self._variant(call)
         found.launch(grid, values)
 
-    def _variant(self, call: Call) -> _Variant:
-        """Return a variant, loaded when it is first asked for."""
-        if call not in self._variants:
-            line = self._lines[call]
-            code = self._block(line["block"])[line["offset"] : line["offset"] + line["bytes"]]
-            self._variants[call] = _Variant(call, code, line, self._driver)
-        return self._variants[call]
+    def _loaded(self, call: Call) -> _Variant:
+        line = self._lines[call]
+        code = self._block(line["block"])[line["offset"] : line["offset"] + line["bytes"]]
+        return _Variant(call, code, line, self._driver)
 
-    def _block(self, number: int) -> bytes:
-        if number not in self._blocks:
-            start = self._ends[number - 1] if number else 0
-            self._blocks[number] = lzma.decompress(self._packed[start : self._ends[number]])
-        return self._blocks[number]
+    def _unpacked(self, number: int) -> bytes:
+        start = self._ends[number - 1] if number else 0
+        return lzma.decompress(self._packed[start : self._ends[number]])
 
     def _launch_otherwise(
         self, call: Call, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
