@@ -48,12 +48,7 @@ class GroupedStack(PreparedStack):
     `codes` and `scales` of floats of 8 bits; perhaps `bias`."""
 
     def __init__(
-        self,
-        shape: LinearShape,
-        state: Mapping[str, Tensor],
-        first: int,
-        runtime: CudaRuntime,
-        group: int = 0,
+        self, shape: LinearShape, state: Mapping[str, Tensor], first: int, runtime: CudaRuntime, group: int = 0
     ) -> None:
         """group: inputs that share a scale (1: all); 0 without scales."""
         super().__init__(state, first)

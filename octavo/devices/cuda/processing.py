@@ -59,15 +59,8 @@ def _bar_words(rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -
     words = np.zeros((len(lines), 4 + width), dtype=np.int64)
     for place, line in enumerate(lines):
         words[place, : len(line)] = line
-    launch(
-        "processors.bar_words",
-        (len(lines),),
-        logits,
-        tokens,
-        to_device(words, logits.device),
-        logits.stride(0),
-        WIDTH=width,
-    )
+    given = logits, tokens, to_device(words, logits.device), logits.stride(0)
+    launch("processors.bar_words", (len(lines),), *given, WIDTH=width)
 
 
 def _penalise(rows: Sequence[ProcessedRow], logits: Tensor, launch: Launcher) -> None:

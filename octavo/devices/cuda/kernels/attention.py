@@ -248,15 +248,11 @@ def merge(
     item, head = work + 4 * tl.program_id(0), tl.program_id(1)
     row, token, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
     end = tl.minimum(position + 1 + AHEAD, tl.load(lengths + row))
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(0, position - window + 1)
+    low = tl.maximum(0, position - window + 1) if HAS_WINDOW else 0
     dv = tl.arange(0, DV)
     place = token * num_heads + head + tl.arange(0, 1)
     of_head = tl.program_id(0) * num_heads + head + tl.arange(0, 1)
-    m = tl.full([1], LOWEST, tl.float32)
-    total = tl.zeros([1], tl.float32)
-    sums = tl.zeros([1, DV], tl.float32)
+    m, total, sums = tl.full([1], LOWEST, tl.float32), tl.zeros([1], tl.float32), tl.zeros([1, DV], tl.float32)
     first, stop = low // CHUNK, tl.cdiv(end, CHUNK)
     for group in range(first, stop, AT_ONCE):
         found = ()
@@ -274,8 +270,5 @@ def merge(
     if HAS_SINKS:
         total, sums = _with_sinks(m, total, sums, tl.load(sinks + head))
     result = sums / total[:, None]
-    tl.store(
-        out + place.to(tl.int64)[:, None] * VALUE + dv[None, :],
-        result.to(out.dtype.element_ty),
-        mask=(dv < VALUE)[None, :],
-    )
+    at = out + place.to(tl.int64)[:, None] * VALUE + dv[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=(dv < VALUE)[None, :])

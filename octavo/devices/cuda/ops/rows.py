@@ -58,11 +58,7 @@ def rotated(runtime: CudaRuntime, q: Tensor, k: Tensor, rotation: Rotation) -> t
 
 
 def rotate_into(
-    runtime: CudaRuntime,
-    heads: tuple[Tensor, ...],
-    planes: Sequence[Tensor],
-    slots: Tensor | None,
-    rotation: Rotation,
+    runtime: CudaRuntime, heads: tuple[Tensor, ...], planes: Sequence[Tensor], slots: Tensor | None, rotation: Rotation
 ) -> Tensor:
     """Return q rotated; write k, rotated, and perhaps v to their slots in planes [blocks, heads, block_size, dim].
 
