@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, Unpack, cast
 
 import msgspec
@@ -34,21 +32,18 @@ from octavo.core.pooling import (
 )
 from octavo.core.prompt import Prompt, PromptLike, listed
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
-from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
+from octavo.core.sampling_params import SamplingParams, checked_number, documented_fields
+from octavo.engine.batches import Batches, ParamsLike
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.input_processor import PrefixLike
-from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.metric_reader import CountedMetric
-from octavo.engine.progress import ProgressBar
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
-from octavo.errors import InvalidRequest, named_by_the_caller
+from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
-
-ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
 @says_what_it_lacks
@@ -67,7 +62,7 @@ class LLM:
         if args.target_step_ms is None:
             args = dataclasses.replace(args, target_step_ms=0.0)
         self.engine = self.llm_engine = LLMEngine.from_args(args)
-        self._request_numbers = itertools.count()
+        self._batches = Batches(self.engine)
         _log.info("%s", self.engine.ready.plan)
 
     @classmethod
@@ -75,7 +70,7 @@ class LLM:
         """Return an `LLM` over an existing engine."""
         llm = cls.__new__(cls)
         llm.engine = llm.llm_engine = engine
-        llm._request_numbers = itertools.count()
+        llm._batches = Batches(engine)
         return llm
 
     @classmethod
@@ -113,7 +108,7 @@ class LLM:
         """
         given = listed(prompts)
         makers = [partial(Prompt.read, prompt) for prompt in given]
-        return self._run(makers, sampling_params, options_of_each(len(given), options), use_tqdm)
+        return self._batches.run(makers, sampling_params, options_of_each(len(given), options), use_tqdm)
 
     def chat(
         self,
@@ -127,13 +122,49 @@ class LLM:
         options: the fields of `ChatOptions` (chat_template, add_generation_prompt, …), and those of `RequestOptions` as
         in `generate`, as everything else is.
         """
+        makers, each = self._conversations(messages, options)
+        return self._batches.run(makers, sampling_params, each, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: ParamsLike = None,
+        use_tqdm: bool | None = None,
+        **options: Unpack[BatchKeywords],
+    ) -> list[str]:
+        """Add requests without waiting for them, and return their ids. Arguments are those of `generate`; use_tqdm is
+        without effect.
+
+        They run in steps of `wait_for_completion`, which returns their outputs, and beside those of any other call.
+        """
+        given = listed(prompts)
+        makers = [partial(Prompt.read, prompt) for prompt in given]
+        return self._batches.add(makers, sampling_params, options_of_each(len(given), options))
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsLike = None,
+        use_tqdm: bool | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> list[str]:
+        """Add conversations without waiting, as `enqueue` adds prompts. Arguments are those of `chat`."""
+        makers, each = self._conversations(messages, options)
+        return self._batches.add(makers, sampling_params, each)
+
+    def wait_for_completion(self, *, use_tqdm: bool | None = None) -> list[RequestOutput]:
+        """Return the outputs of all requests that were added with `enqueue` or `enqueue_chat` since the last call, in
+        their order."""
+        return self._batches.wait(use_tqdm)
+
+    def _conversations(self, messages: Any, options: ChatKeywords) -> tuple[list[Any], list[RequestOptions]]:
+        """Return what makes the prompt of each conversation, and its options."""
         is_single = not messages or isinstance(messages, str) or not isinstance(messages[0], Sequence)
         conversations: list[Any] = [messages] if is_single else list(messages)
         given: dict[str, Any] = {**options}
         chat = ChatOptions(**{name: given.pop(name) for name in ChatOptions.__struct_fields__ if name in given})
         each = options_of_each(len(conversations), cast(BatchKeywords, given))
-        make_prompts = [partial(self.engine.render_chat, conversation, chat) for conversation in conversations]
-        return self._run(make_prompts, sampling_params, each, use_tqdm)
+        return [partial(self.engine.render_chat, conversation, chat) for conversation in conversations], each
 
     def beam_search(
         self,
@@ -171,7 +202,7 @@ class LLM:
         )
         make_prompts = [partial(Prompt.read, prompt) for prompt in listed(prompts)]
         each = options_of_each(len(make_prompts), options)
-        return self._run(make_prompts, params, each, use_tqdm, {"best_of": "beam_width"})
+        return self._batches.run(make_prompts, params, each, use_tqdm, {"best_of": "beam_width"})
 
     def encode(
         self,
@@ -259,7 +290,7 @@ class LLM:
             raise InvalidRequest("pooling_params have several tasks; make one call for each", field="pooling_params")
         task = tasks.pop() if tasks else None
         config = self.engine.input.vectors.checked(task)
-        return task or config.task, self._run(prompts, each, options, use_tqdm)
+        return task or config.task, self._batches.run(prompts, each, options, use_tqdm)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Drop cached prefixes and pins; False while requests run, unless they are to be computed again."""
@@ -317,83 +348,3 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _run(
-        self,
-        prompts: Sequence[Callable[[], Prompt]],
-        sampling_params: ParamsLike,
-        options: Sequence[RequestOptions],
-        use_tqdm: bool | None,
-        field_names: Mapping[str, str] = MappingProxyType({}),
-    ) -> list[RequestOutput]:
-        """Generate for all prompts, each of which is made by a call that may raise InvalidRequest.
-
-        field_names: the caller's names for parameters, for the messages of errors."""
-        self.engine.check_awake("a request")
-        params = self._params_of_each(sampling_params, len(prompts))
-        request_ids = [str(next(self._request_numbers)) for _ in prompts]
-        mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()
-        with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
-            before = msgspec.structs.replace(self.engine.stats)
-            try:
-                for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
-                    refused = self._add(request_id, make_prompt, one, each, field_names)
-                    if refused is not None:
-                        outputs[request_id] = refused
-                    interrupt.check()
-                while len(outputs) < len(request_ids):
-                    for output in self.engine.step():
-                        if output.request_id in mine:
-                            outputs[output.request_id] = output
-                    interrupt.check()
-                    stats = self.engine.stats
-                    progress.update(
-                        len(outputs),
-                        stats.num_prompt_tokens - before.num_prompt_tokens,
-                        stats.num_generated_tokens - before.num_generated_tokens,
-                    )
-            except BaseException:
-                self._abort_all(request_ids)
-                raise
-        return [outputs[request_id] for request_id in request_ids]
-
-    def _params_of_each(self, params: Any, num_prompts: int) -> list[Any]:
-        if params is None:
-            params = self.engine.default_sampling_params()
-        is_list = isinstance(params, Iterable) and not isinstance(params, str | Mapping)
-        each = one_for_each(num_prompts, "sampling_params", list(params) if is_list else params)
-        for one in each:
-            if isinstance(one, PoolingParams):
-                return list(each)
-            if not isinstance(one, SamplingParams):
-                raise InvalidRequest(
-                    f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
-                )
-        # no caller reads what comes before the end
-        return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
-
-    def _add(
-        self,
-        request_id: str,
-        make_prompt: Callable[[], Prompt],
-        params: SamplingParams | PoolingParams,
-        options: RequestOptions,
-        field_names: Mapping[str, str],
-    ) -> RequestOutput | None:
-        """Add a request; return its final output when it is refused."""
-        prompt: Prompt | None = None
-        try:
-            with named_by_the_caller(field_names):
-                prompt = make_prompt()
-                self.engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
-        except InvalidRequest as error:
-            _log.warning("request %s is refused: %s", request_id, error)
-            num_outputs = params.n if isinstance(params, SamplingParams) else 0
-            return RequestOutput.refused(request_id, prompt.text if prompt else None, num_outputs, error)
-        return None
-
-    def _abort_all(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort_request(request_id)
-        while self.engine.has_unfinished_requests():
-            self.engine.step()

@@ -171,6 +171,10 @@ VLLM_INTERFACES: Final = (
     Row("vllm run-batch", "octavo run-batch", "continues after an interruption"),
     Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
+    Row(
+        "LLM.enqueue, LLM.enqueue_chat, LLM.wait_for_completion",
+        "LLM.enqueue, LLM.enqueue_chat, LLM.wait_for_completion",
+    ),
     Row("LLM.beam_search(prompts, params)", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"),
     Row("LoRARequest(name, id, path)", "LoRARequest(name, id, path)", "known by the digest of its files"),
     Row(

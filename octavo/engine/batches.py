@@ -1,0 +1,160 @@
+"""Batches of requests of an engine in this process: whole ones, and some that are added now and waited for later."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from octavo.core.outputs import RequestOutput
+from octavo.core.pooling import PoolingParams
+from octavo.core.prompt import Prompt
+from octavo.core.request_options import RequestOptions, one_for_each
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.interrupt import Interrupt, deferred_interrupt
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.progress import ProgressBar
+from octavo.errors import InvalidRequest, named_by_the_caller
+
+ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """The requests of one `LLM`. Prompts are made by calls that may raise InvalidRequest; then the output of the
+    request has an `error`. Ctrl-C ends the requests of the call that it interrupts, and the engine stays usable."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._numbers = itertools.count()
+        self._outputs: dict[str, RequestOutput | None] = {}
+        """By the ids of requests that nobody has the outputs of: their last outputs, None before these come."""
+
+    def run(
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        sampling_params: Any,
+        options: Sequence[RequestOptions],
+        use_tqdm: bool | None,
+        field_names: Mapping[str, str] = MappingProxyType({}),
+    ) -> list[RequestOutput]:
+        """Return the outputs of requests in the order of their prompts.
+
+        field_names: the caller's names for parameters, for the messages of errors.
+        """
+        with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
+            request_ids = self._add_all(prompts, sampling_params, options, field_names, interrupt)
+            return self._wait(request_ids, progress, interrupt)
+
+    def add(
+        self, prompts: Sequence[Callable[[], Prompt]], sampling_params: Any, options: Sequence[RequestOptions]
+    ) -> list[str]:
+        """Add requests, whose outputs `wait` returns, and return their ids."""
+        with deferred_interrupt() as interrupt:
+            return self._add_all(prompts, sampling_params, options, {}, interrupt)
+
+    def wait(self, use_tqdm: bool | None) -> list[RequestOutput]:
+        """Return the outputs of all requests that `add` has added since the last call, in their order."""
+        request_ids = list(self._outputs)
+        with deferred_interrupt() as interrupt, ProgressBar(len(request_ids), shown=use_tqdm) as progress:
+            return self._wait(request_ids, progress, interrupt)
+
+    def _add_all(
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        sampling_params: Any,
+        options: Sequence[RequestOptions],
+        field_names: Mapping[str, str],
+        interrupt: Interrupt,
+    ) -> list[str]:
+        self._engine.check_awake("a request")
+        params = self._params_of_each(sampling_params, len(prompts))
+        request_ids = [str(next(self._numbers)) for _ in prompts]
+        self._outputs.update(dict.fromkeys(request_ids))
+        try:
+            for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
+                self._outputs[request_id] = self._add(request_id, make_prompt, one, each, field_names)
+                interrupt.check()
+        except BaseException:
+            self._abort(request_ids)
+            raise
+        return request_ids
+
+    def _wait(self, request_ids: Sequence[str], progress: ProgressBar, interrupt: Interrupt) -> list[RequestOutput]:
+        before = msgspec.structs.replace(self._engine.stats)
+        missing = {request_id for request_id in request_ids if self._outputs[request_id] is None}
+        try:
+            while missing:
+                missing -= self._step()
+                interrupt.check()
+                stats = self._engine.stats
+                progress.update(
+                    len(request_ids) - len(missing),
+                    stats.num_prompt_tokens - before.num_prompt_tokens,
+                    stats.num_generated_tokens - before.num_generated_tokens,
+                )
+        except BaseException:
+            self._abort(request_ids)
+            raise
+        found = [self._outputs.pop(request_id) for request_id in request_ids]
+        return [output for output in found if output is not None]
+
+    def _step(self) -> set[str]:
+        """Run a step; return the ids of the requests that have ended, of which it keeps the outputs."""
+        ended = [output for output in self._engine.step() if output.finished and output.request_id in self._outputs]
+        self._outputs.update((output.request_id, output) for output in ended)
+        return {output.request_id for output in ended}
+
+    def _params_of_each(self, params: Any, num_prompts: int) -> list[Any]:
+        if params is None:
+            params = self._engine.default_sampling_params()
+        is_list = isinstance(params, Iterable) and not isinstance(params, str | Mapping)
+        each = one_for_each(num_prompts, "sampling_params", list(params) if is_list else params)
+        for one in each:
+            if isinstance(one, PoolingParams):
+                return list(each)
+            if not isinstance(one, SamplingParams):
+                raise InvalidRequest(
+                    f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
+                )
+        # no caller reads what comes before the end
+        return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
+
+    def _add(
+        self,
+        request_id: str,
+        make_prompt: Callable[[], Prompt],
+        params: SamplingParams | PoolingParams,
+        options: RequestOptions,
+        field_names: Mapping[str, str],
+    ) -> RequestOutput | None:
+        """Add a request; return its final output when it is refused."""
+        prompt: Prompt | None = None
+        try:
+            with named_by_the_caller(field_names):
+                prompt = make_prompt()
+                self._engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
+        except InvalidRequest as error:
+            _log.warning("request %s is refused: %s", request_id, error)
+            num_outputs = params.n if isinstance(params, SamplingParams) else 0
+            return RequestOutput.refused(request_id, prompt.text if prompt else None, num_outputs, error)
+        return None
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """End requests, and forget them."""
+        self._engine.abort_request(request_ids)
+        mine = frozenset(request_ids)
+        others = [each for each, output in self._outputs.items() if output is None and each not in mine]
+        try:
+            while self._engine.has_unfinished_requests():
+                self._step()
+                if others:
+                    break  # the step has returned the outputs of those that are aborted
+        finally:
+            for request_id in request_ids:
+                del self._outputs[request_id]

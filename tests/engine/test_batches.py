@@ -1,0 +1,81 @@
+"""Requests that are added now and waited for later have the outputs of a batch that is generated at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.core.outputs import RequestOutput
+
+PROMPTS = ["Once upon a time", "The cat", "A day"]
+PARAMS = [SamplingParams(max_tokens=number, temperature=0.8, seed=number) for number in (9, 3, 6)]
+CHATS: Any = [[{"role": "user", "content": text}] for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("octavo-tiny", max_num_seqs=2) as llm:
+        yield llm
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_what_is_added_is_returned_in_its_order_by_the_next_wait(llm: LLM) -> None:
+    expected = tokens(llm.generate(PROMPTS, PARAMS))
+    ids = [*llm.enqueue(PROMPTS[:2], PARAMS[:2]), *llm.enqueue(PROMPTS[2], PARAMS[2])]
+    outputs = llm.wait_for_completion()
+    assert [output.request_id for output in outputs] == ids
+    assert tokens(outputs) == expected
+    assert llm.wait_for_completion() == []
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_other_calls_meanwhile_take_no_outputs_of_what_was_added(llm: LLM) -> None:
+    expected = tokens(llm.chat(CHATS, PARAMS))
+    llm.enqueue_chat(CHATS, PARAMS)
+    assert tokens(llm.chat(CHATS[0], PARAMS[0])) == expected[:1]
+    assert tokens(llm.wait_for_completion(use_tqdm=False)) == expected
+
+
+def test_what_is_refused_has_an_output_with_the_error(llm: LLM) -> None:
+    llm.enqueue([PROMPTS[0], [10**6], PROMPTS[1]], SamplingParams(max_tokens=2))
+    first, refused, last = llm.wait_for_completion()
+    assert refused.error is not None
+    assert "the model's token ids go from 0" in refused.error.message
+    assert first.error is last.error is None
+
+
+def test_an_interrupted_call_ends_its_own_requests_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens(llm.generate(PROMPTS, PARAMS))
+    llm.enqueue(PROMPTS, PARAMS)
+    step, num_steps = llm.engine.step, 0
+
+    def interrupted() -> list[RequestOutput]:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 2:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["One"] * 3, SamplingParams(max_tokens=500, ignore_eos=True))
+    assert llm.engine.get_num_unfinished_requests() <= len(PROMPTS)
+    assert tokens(llm.wait_for_completion()) == expected
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_an_interrupted_wait_ends_what_was_added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.enqueue(PROMPTS, SamplingParams(max_tokens=500, ignore_eos=True))
+    with monkeypatch.context() as patched:
+        patched.setattr("octavo.engine.interrupt.Interrupt.check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.wait_for_completion()
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.wait_for_completion() == []
+    assert len(llm.generate(PROMPTS, PARAMS)) == len(PROMPTS)
