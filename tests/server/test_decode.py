@@ -50,7 +50,7 @@ def test_malformed_json_is_told_with_its_place(body: bytes, words: str) -> None:
         (
             b'{"messages": [{"role": "user", "content": [{"type": "x"}]}]}',
             "messages[0].content[0].type",
-            "'x' is not one of audio_url, file, image_url, input_audio, refusal, text, video_url",
+            "'x' is not one of audio_url, file, image_url, input_audio, prompt_embeds, refusal, text, video_url",
         ),
         (
             b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
