@@ -244,8 +244,9 @@ class PeerWatch:
 
 
 def has_unread_bytes(connection: Any) -> bool:
-    """Return whether bytes have arrived that the event loop has not read yet."""
-    if connection.fileno() < 0:
+    """Return whether bytes have arrived that the event loop has not read yet. connection: None for one that has ended,
+    as TLS has it until its protocol is told."""
+    if connection is None or connection.fileno() < 0:
         return False
     waiting: bytes = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
     return any(waiting)

@@ -17,6 +17,7 @@ import pytest
 
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
+from octavo.server.encryption import Encrypted
 from octavo.server.sockets import listening, tls_context
 from tests.server.conftest import Served
 from tests.server.raw import events, eventually
@@ -102,6 +103,31 @@ def test_client_that_goes_away_ends_its_request(start_server: Start, pair: dict[
         with connection.getresponse() as response:
             assert response.readline().startswith(b"data: ")
     eventually(lambda: served.llm.aborted)
+    assert served.stop() == 0
+
+
+def test_server_stops_in_the_moment_in_which_a_client_goes_away(
+    start_server: Start, pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol of HTTP is told in the next turn of the event loop that a connection with TLS has ended."""
+    ended: list[BaseException | None] = []
+    lose = Encrypted.connection_lost
+
+    def stop_then(encrypted: Encrypted, exc: Exception | None) -> None:
+        lose(encrypted, exc)
+        try:
+            served.http._connections.finish_all()
+        except AttributeError as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    monkeypatch.setattr(Encrypted, "connection_lost", stop_then)
+    served = start_server(**pair)
+    with connected(served, ssl.create_default_context(cafile=pair["ssl_certfile"])) as connection:
+        assert answer(connection)[0] == 200
+    eventually(lambda: ended)
+    assert ended == [None]
     assert served.stop() == 0
 
 
