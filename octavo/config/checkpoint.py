@@ -39,8 +39,8 @@ _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 _SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
 _CHOOSING: Final = ("deepseek_v32", "glm_moe_dsa")
 """By `model_type`, the families that choose `index_topk` tokens of longer contexts here."""
-_COMPRESSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text")
-"""Families that choose compressed tokens, or windows of tokens, whatever the length."""
+_COMPRESSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4")
+"""Families that choose tokens, windows of them or compressed ones whatever the length."""
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 

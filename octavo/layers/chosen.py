@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from octavo.attention.backend import Parts
 from octavo.attention.metadata import ModelInput
-from octavo.layers.layer import CachedLayer
+from octavo.layers.layer import CachedLayer, TensorSlot
 from octavo.ops.chosen_tokens import SmallHeads
+from octavo.ops.memory import zeroed
+from octavo.ops.prepare_linear import TensorSpec
+from octavo.ops.registry import Ops
 
 _CHOSEN: Final = "chosen tokens"
 
@@ -40,5 +45,31 @@ class ChosenAttention(CachedLayer):
         """
         cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
         chosen = batch.attention[0].derived[_CHOSEN]
-        out: Tensor = self.ops.attend_chosen(q, latents, cache, metadata, chosen, self.scale)
+        out: Tensor = self.ops.attend_chosen(q, latents, cache, metadata, chosen, self.scale, *self.others())
         return out
+
+    def others(self) -> tuple[Tensor, ...]:
+        """Return further arguments of the operator."""
+        return ()
+
+
+class SinkChosenAttention(ChosenAttention):
+    """Attends where each head has a stored score, `sinks` beside the layer, that takes part in the softmax and has no
+    value. `own` are this rank's of `heads`."""
+
+    def __init__(self, scale: float, count: int, heads: int, own: slice) -> None:
+        super().__init__(scale, count)
+        self._heads, self._own = heads, own
+        self.weight = nn.Parameter(torch.empty(own.stop - own.start), requires_grad=False)
+
+    def others(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        yield self.rows_slot(f"{path.rpartition('.')[0]}.sinks", (self._heads,), self._own)
+
+    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        return zeroed(tuple(parameter.shape), torch.float32, device)
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec(tuple(self.weight.shape), torch.float32)}

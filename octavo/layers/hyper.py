@@ -106,6 +106,25 @@ class HyperConnection(_OfStreams):
         return self.ops.mixed_streams(x, out, mixing.write, mixing.mix)
 
 
+class PlainConnection(_OfStreams):
+    """A `HyperConnection` without a matrix: streams are what they were, with shares of up to `most` of the output."""
+
+    def __init__(self, sizes: StreamSizes, most: float) -> None:
+        super().__init__(sizes, 2 * sizes.count, 2, "")
+        self._most = most
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Mixing]:
+        """x [tokens, streams · dim] → what the block reads [tokens, dim], and what `join` needs."""
+        count, (scale, base), products = self.sizes.count, self.numbers, self.products(x)
+        read = self.ops.stream_weights(products[:, :count], scale[:1], base[:count], self.sizes.eps)
+        write = self.ops.stream_weights(products[:, count:], scale[1:], base[count:], 0.0) * self._most
+        return self.ops.weighed_stream(x, read), Mixing(read, write, torch.eye(count, device=x.device))
+
+    def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
+        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
+        return self.ops.mixed_streams(x, out, mixing.write, mixing.mix.expand(len(x), -1, -1))
+
+
 class HyperHead(_OfStreams):
     """The one stream behind the last layer. Its tensors are `hc_fn`, `hc_base` and `hc_scale`."""
 

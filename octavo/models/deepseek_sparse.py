@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and GLM-5: attention over latents of tokens that an indexer chooses."""
+"""DeepSeek V3.2, GLM-5 and Hy4: attention over latents of tokens that an indexer chooses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.layers.chosen import ChosenAttention
+from octavo.layers.chosen import ChosenAttention, SinkChosenAttention
+from octavo.layers.compressed import end_turned
+from octavo.layers.elementwise import Elementwise
+from octavo.layers.hyper import HyperHead, PlainConnection
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
+from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.layers.routers import ExactLinear
 from octavo.models.blocks import GatedDecoder
 from octavo.models.latent import LatentBlock, LatentConfig, LatentDecoder
+from octavo.models.ropes import read_rope
 from octavo.models.sparse import corrected, sparse_by_kind
+from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, read_streams
 from octavo.ops.chosen_tokens import SmallHeads
 
 _KEY_EPS = 1e-6
@@ -77,10 +83,14 @@ class Indexer(nn.Module):
         """x [tokens, hidden], inputs [tokens, q_rank]."""
         heads = self._heads
         queries = self.wq_b(inputs).view(len(x), heads.count, heads.size)
-        queries, keys = self.rope(queries, self.k_norm(self.wk(x)).unsqueeze(1), batch)
+        queries, keys = self.turned(queries, self.k_norm(self.wk(x)).unsqueeze(1), batch)
         # the factor of products is positive: it may stand outside of what cuts negative ones off
         weights = self.weights_proj(x) * (heads.count * heads.size) ** -0.5
         return SmallHeads(queries, weights, keys.squeeze(1))
+
+    def turned(self, queries: Tensor, keys: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Turn queries [tokens, heads, size] and keys [tokens, 1, size]."""
+        return self.rope(queries, keys, batch)
 
 
 class IndexedBlock(LatentBlock):
@@ -131,16 +141,21 @@ class DeepseekV32ForCausalLM(LatentDecoder):
         if index is None:
             super().__init__(c, mesh)
             return
-        first = mesh.layer_range(c.num_layers).start
-        if c.source_of(first) != first:
-            raise ConfigError(
-                f"pipeline_parallel_size: layer {first} attends to the tokens that layer {c.source_of(first)} chooses, "
-                "which another stage would have; use tensor_parallel_size"
-            )
+        _check_first(c, mesh)
         GatedDecoder.__init__(self, c, mesh, attention=lambda layer: IndexedBlock(c, index, mesh, layer))
 
 
 GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
+
+
+def _check_first(c: IndexedConfig, mesh: Mesh) -> None:
+    """Raise ConfigError where another stage would choose for this stage's first layer."""
+    first = mesh.layer_range(c.num_layers).start
+    if c.source_of(first) != first:
+        raise ConfigError(
+            f"pipeline_parallel_size: layer {first} attends to the tokens that layer {c.source_of(first)} chooses, "
+            "which another stage would have; use tensor_parallel_size"
+        )
 
 
 def _index_heads(c: Checkpoint, rope: Rope | None, *, is_glm: bool) -> IndexHeads:
@@ -168,7 +183,118 @@ def _sources(c: Checkpoint, num_layers: int) -> tuple[int, ...]:
         kinds = ["full" if max(layer - offset + 1, 0) % every == 0 else "shared" for layer in range(num_layers)]
     if kinds[0] != "full":
         raise c.error("indexer_types", '"full" for the first layer')
+    return _sources_of(kinds)
+
+
+def _sources_of(kinds: Sequence[str]) -> tuple[int, ...]:
     sources = [0]
     for layer, kind in enumerate(kinds[1:], 1):
         sources.append(layer if kind == "full" else sources[-1])
     return tuple(sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HYV4Config(IndexedConfig, StreamsConfig):
+    """Adds streams. Queries choose whatever the length."""
+
+    most_written: float
+    """The most of a block's output that goes into a stream."""
+
+
+class TailIndexer(Indexer):
+    """An indexer whose heads turn their last elements."""
+
+    def __init__(self, c: HYV4Config, index: IndexHeads) -> None:
+        super().__init__(c, index)
+        self.k_norm = LayerNorm(index.size, c.norm_eps)
+
+    def turned(self, queries: Tensor, keys: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        return end_turned(queries, self.rope, batch.positions), end_turned(keys, self.rope, batch.positions)
+
+
+class GatedIndexedBlock(IndexedBlock):
+    """Attention over latents of chosen tokens with sinks, whose results are multiplied with the sigmoid of gates."""
+
+    def __init__(self, c: HYV4Config, mesh: Mesh, layer: int) -> None:
+        assert c.index is not None
+        assert c.attention_scale is not None
+        super().__init__(c, c.index, mesh, layer)
+        heads, single = c.latent_heads, slice(*_bounds(c, mesh))
+        if self.indexer is not None:
+            self.indexer = TailIndexer(c, c.index)
+        self.attend = SinkChosenAttention(c.attention_scale, c.index.num_chosen, heads.count, single)
+        rows = slice(single.start * heads.value, single.stop * heads.value)
+        self.gate_values = PickedLinear(c.hidden_size, [Pick("gate_proj", heads.count * heads.value, (rows,))])
+        self.gate = Elementwise("gated_by_sigmoid")
+
+    def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Return what heads attend to, times their gates: x [tokens, hidden] → [tokens, heads · value]."""
+        return self.gate(super().attended(x, batch), self.gate_values(x))
+
+
+class PlainHyperLayer(HyperLayer):
+    """A layer whose streams are not mixed."""
+
+    def connection(self, c: HYV4Config) -> PlainConnection:
+        return PlainConnection(c.streams, c.most_written)
+
+
+class HYV4ForCausalLM(StreamsDecoder):
+    """Hy4: GLM-5's attention with sinks and gates, hyper-connections without a matrix, and mixtures of DeepSeek V3.
+
+    Source: https://huggingface.co/tencent/Hy4-preview.
+    """
+
+    IGNORED = (*StreamsDecoder.IGNORED, r"mtp_layers\..*")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> HYV4Config:
+        c.expect("hidden_act", "silu")
+        c.expect("num_key_value_heads", c.positive("num_attention_heads"))
+        layers, eps = c.positive("num_hidden_layers"), c.positive_float("rms_norm_eps", 1e-5)
+        if c.values.get("layer_types") is not None:
+            c.listed("layer_types", layers, lambda each: each == "indexed_attention", '"indexed_attention" alone')
+        limit = (c.positive_float("swiglu_limit", 10.0),)
+        mixture = replace(corrected(c, groups=(1, 1), factor=2.827), activation="capped_swiglu", numbers=limit)
+        rope = read_rope(c, c.positive("qk_rope_head_dim"))
+        size = c.positive("index_head_dim", 128)
+        if size < rope.dim:
+            raise c.error("index_head_dim", f"at least qk_rope_head_dim, which is {rope.dim}")
+        c.positive("q_lora_rank")
+        kinds = ["full" if layer == 0 or (layer - 1) % 4 == 0 else "shared" for layer in range(min(layers, 1 << 12))]
+        stated = any(c.values.get(name) is not None for name in ("indexer_types", "index_topk_pattern"))
+        return HYV4Config.common_latent(
+            c,
+            rope=rope,
+            norm_eps=eps,
+            windows=(),
+            mixture=mixture,
+            sparse=sparse_by_kind(c, 1),
+            index=IndexHeads(c.positive("index_n_heads", 16), size, rope, c.positive("index_topk", 2048)),
+            sources=_sources(c, layers) if stated else _sources_of(kinds),
+            layer=PlainHyperLayer,
+            streams=read_streams(c, eps),
+            most_written=c.positive_float("hc_magnitude", 2.0),
+        )
+
+    def __init__(self, c: HYV4Config, mesh: Mesh) -> None:
+        _check_first(c, mesh)
+        super().__init__(c, mesh, lambda layer: GatedIndexedBlock(c, mesh, layer), head=HyperHead)
+
+    def own_name(self, name: str) -> str:
+        for stored, own in (
+            *(("hc_pre.hc_", "hc_"), (".learnable_sink_param", ".sinks"), (".linear_gate", ".gate_proj")),
+            *(
+                (".hc_attn_layer.hc_", ".attn_hc."),
+                (".hc_mlp_layer.hc_", ".ffn_hc."),
+                ("hc_head.hc_head_", "hc_head.hc_"),
+            ),
+        ):
+            name = name.replace(stored, own)
+        return name
+
+
+def _bounds(c: LatentConfig, mesh: Mesh) -> tuple[int, int]:
+    """Return the first of this rank's heads, and the one behind its last."""
+    start, count = mesh.share(c.latent_heads.count, "attention heads")
+    return start, start + count

@@ -12,7 +12,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.layers.hyper import HyperConnection, StreamSizes
+from octavo.layers.hyper import HyperConnection, PlainConnection, StreamSizes
 from octavo.models.blocks import GatedDecoder, stream_norm
 from octavo.models.config import DecoderConfig
 
@@ -36,7 +36,7 @@ class HyperLayer(nn.Module):
     def __init__(self, c: Any, attention: nn.Module, mlp: nn.Module) -> None:
         """c: a `StreamsConfig`."""
         super().__init__()
-        self.attn_hc, self.ffn_hc = HyperConnection(c.streams), HyperConnection(c.streams)
+        self.attn_hc, self.ffn_hc = self.connection(c), self.connection(c)
         self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
         self.self_attn, self.mlp = attention, mlp
 
@@ -46,6 +46,10 @@ class HyperLayer(nn.Module):
         x = self.attn_hc.join(x, self.self_attn(self.input_layernorm(stream), batch), mixing)
         stream, mixing = self.ffn_hc(x)
         return self.ffn_hc.join(x, self.feed_forward(self.post_attention_layernorm(stream), batch), mixing), None
+
+    def connection(self, c: Any) -> HyperConnection | PlainConnection:
+        """Make what joins a block and the streams."""
+        return HyperConnection(c.streams)
 
     def feed_forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden], one normalised stream, → [tokens, hidden]."""

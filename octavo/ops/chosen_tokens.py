@@ -124,13 +124,15 @@ def attend_chosen(
     metadata: TokenRows,
     chosen: Tensor,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Write latents to their slots, then let every query attend to the tokens that it chose.
 
     q is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
     `chosen` is what `choose_tokens` returns, or `choose_pools`, where numbers below 0 are no tokens. `cache` [blocks,
-    values] is the layer's, whose first values of each token are its latent; it is updated in place. The result is
-    [tokens, heads, value_size].
+    values] is the layer's, whose first values of each token are its latent; it is updated in place. sinks: float32
+    [heads], one more score of every query, which takes part in the softmax and has no value. The result is [tokens,
+    heads, value_size].
     """
     out = torch.zeros_like(q[0], memory_format=torch.contiguous_format)
     if out.is_meta:
@@ -147,13 +149,22 @@ def attend_chosen(
             mask = torch.zeros((), device=out.device).masked_fill(hidden, -torch.inf)
             positions = positions.clamp(min=0)
             found = each.rows(positions.flatten(), 0, queries.shape[2]).float()
-            keys = found.view(stop - start, 1, width, -1)
+            keys, mask = found.view(stop - start, 1, width, -1), mask[:, None, None]
+            if sinks is not None:
+                keys, mask = _with_sinks(keys, mask, F.pad(sinks, (0, queries.shape[1] - len(sinks))))
             # the rest is attended to as well, and cut off
-            sums = F.scaled_dot_product_attention(
-                queries[tokens, None], keys, keys, attn_mask=mask[:, None, None], scale=scale
-            )
+            sums = F.scaled_dot_product_attention(queries[tokens, None], keys, keys, attn_mask=mask, scale=scale)
             out[tokens] = sums[:, 0, : out.shape[1], :value_size].to(out.dtype)
     return out
+
+
+def _with_sinks(keys: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys [queries, 1, width, size] and mask [queries, 1, 1, width] with a key of zeros more, whose scores are
+    `sinks` [heads], and hidden ones behind it."""
+    width = keys.shape[2]
+    mask = F.pad(mask.repeat(1, 1, len(sinks), 1), (0, _KEY_TILE), value=-torch.inf)
+    mask[..., width] = sinks
+    return F.pad(keys, (0, 0, 0, _KEY_TILE)), mask
 
 
 def workspace_bytes(size: int, index_size: int, count: int, max_length: int, max_tokens: int, num_heads: int) -> int:
@@ -230,6 +241,7 @@ def _attended(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for each in _made(dtype):
         chosen = choose_tokens(each.small, each.cache, each.rows, each.num_chosen)
         yield each.q, each.latents, each.cache, each.rows, chosen, 0.2
+        yield each.q, each.latents, each.cache, each.rows, chosen, 0.2, torch.linspace(-1.0, 2.0, each.q[0].shape[1])
 
 
 def _trial_choice(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -171,6 +171,16 @@ SPARSE_FAMILIES = {
     "flex_olmo": of("FlexOlmo", num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, intermediate_size=24),
     "glm_moe_dsa": of("GlmMoeDsa", LATENT_EXPERTS, INDEXED, first_k_dense_replace=1),
     "hunyuan_v1_moe": of("HunYuanMoEV1", WIDE, num_experts=6, moe_topk=2),
+    "hy_v4": of(
+        "HYV4",
+        LATENT_EXPERTS,
+        INDEXED,
+        num_hidden_layers=3,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        indexer_types=["full", "shared", "full"],
+        hc_mult=3,
+        swiglu_limit=1.5,
+    ),
     "hy_v3": of("HYV3", CORRECTED, num_experts=8),
     "minimax": of(
         "MiniMax",

@@ -408,6 +408,8 @@ VARIANTS |= {
     ),
     "deepseek_v4": ("deepseek_v4", {}),
     "glm5_next": ("glm5_next", {}),
+    "hy_v4": ("hy_v4", {}),
+    "hy_v4 whose second layer chooses": ("hy_v4", {"indexer_types": None}),
     "minimax_m3_vl": ("minimax_m3_vl", {}),
     "minimax_m3_vl with whole heads turning and no recent block": (
         "minimax_m3_vl",

@@ -77,6 +77,7 @@ NOT_READ = {
     ("gpt_bigcode", "num_key_value_heads"),
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
+    ("hy_v4", "head_dim"),
     ("kimi_linear", "head_dim"),
     ("mamba2", "time_step_rank"),
     *((each, "num_attention_heads") for each in ("falcon_mamba", "mamba", "mamba2")),

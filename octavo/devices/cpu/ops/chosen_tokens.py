@@ -32,7 +32,8 @@ class _Copies(NamedTuple):
 
 
 def make_attend_chosen(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.chosen_tokens.attend_chosen`; of sizes that the kernels do not take, the reference."""
+    """Make `octavo.ops.chosen_tokens.attend_chosen`; of sizes that the kernels do not take, and with sinks, the
+    reference."""
     cpu, empty = runtime.cpu, runtime.empty
 
     def attend(q: Parts, out: Tensor, copies: _Copies, scale: float) -> None:
@@ -59,11 +60,17 @@ def make_attend_chosen(runtime: CpuRuntime) -> Callable[..., Tensor]:
         )
 
     def attend_chosen(
-        q: Parts, latents: Parts, cache: Tensor, metadata: TokenRows, chosen: Tensor, scale: float
+        q: Parts,
+        latents: Parts,
+        cache: Tensor,
+        metadata: TokenRows,
+        chosen: Tensor,
+        scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         (tokens, heads, value_size), dtype, size = q[0].shape, q[0].dtype, q[0].shape[2] + q[1].shape[2]
-        if CpuBackend.obstacle(dtype, dtype, [size], TILE_KEYS) is not None:
-            return chosen_tokens.attend_chosen(q, latents, cache, metadata, chosen, scale)
+        if sinks is not None or CpuBackend.obstacle(dtype, dtype, [size], TILE_KEYS) is not None:
+            return chosen_tokens.attend_chosen(q, latents, cache, metadata, chosen, scale, sinks)
         out = empty((tokens, heads, value_size), dtype)
         if out.is_meta:
             return out
