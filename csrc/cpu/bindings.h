@@ -45,5 +45,6 @@ void bind_streams(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
 void bind_sampling(nb::class_<Cpu>& cpu);
 void bind_quantized(nb::class_<Cpu>& cpu);
+void bind_choice(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

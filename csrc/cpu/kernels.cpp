@@ -58,6 +58,7 @@ void bind_kernels(nb::module_& m) {
   bind_tile_dot(cpu);
   bind_sampling(cpu);
   bind_quantized(cpu);
+  bind_choice(cpu);
 }
 
 }  // namespace octavo

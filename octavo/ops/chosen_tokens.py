@@ -25,6 +25,8 @@ from octavo.ops.stored_rows import stored_rows
 
 GATHERED_TOKENS: Final = 1 << 14
 """Most latents that are gathered at once; those of one query may be more."""
+MOST_SCORES: Final = 1 << 22
+"""Most scores that an implementation has at once; those of one query may be more."""
 _PRODUCTS: Final = 1 << 20
 """Most products of small queries and keys at once."""
 _KEY_TILE: Final = 32
@@ -168,12 +170,12 @@ def _with_sinks(keys: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tens
 
 
 def workspace_bytes(size: int, index_size: int, count: int, max_length: int, max_tokens: int, num_heads: int) -> int:
-    """Return the most bytes that both references allocate beside their outputs.
+    """Return the most bytes that both references and implementations allocate beside their outputs.
 
     size: of a latent. count: tokens that a query chooses. max_length: tokens of the longest sequence. max_tokens: of a
     step. num_heads: of attention.
     """
-    scored = max_length * (index_size * (4 + 4) + 64) + 2 * 4 * _PRODUCTS
+    scored = max_length * (index_size * (4 + 4) + 64) + 2 * 4 * _PRODUCTS + 4 * max(MOST_SCORES, max_length)
     gathered = max(GATHERED_TOKENS, count) * (size * (4 + 4 + 4) + 64)
     return scored + gathered + max_tokens * (count * 4 + (num_heads + 4) * size * 3 * 4)
 

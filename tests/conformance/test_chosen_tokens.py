@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.devices.cpu.ops.chosen_tokens import make_attend_chosen
 from octavo.ops.chosen_tokens import SmallHeads, attend_chosen, choose_tokens
-from tests.conformance.runtimes import LEVELS, runtime
+from tests.conformance.runtimes import LEVELS, ops
 from tests.conformance.test_block_sparse import threads
 
 SIZE = 16
@@ -33,7 +32,8 @@ SMALL = Sizes(4, 24, 8, 6, 8, 12, 75)
 LARGER = Sizes(12, 96, 64, 64, 128, 70, 140)
 """The second has the small heads of a release."""
 Inputs = tuple[Tensor, ...]
-Attend = Callable[..., Tensor]
+Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+"""Choice and attention."""
 
 
 def made(sizes: Sizes, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inputs:
@@ -49,7 +49,7 @@ def made(sizes: Sizes, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inp
 
 
 def run(
-    attend: Attend, inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None = None
+    both: Both, inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the results of a sequence that is computed up to each of `cuts` in turn, with another one in each step,
     and what it chose."""
@@ -66,17 +66,18 @@ def run(
             tables.append(list(range(num_blocks + 1, 2 * num_blocks + 1)))
             given = [torch.cat(pair) for pair in zip(given, beside, strict=True)]
         metadata = AttentionMetadata.build(counts, lengths, tables, SIZE)
-        chosen = choose_tokens(SmallHeads(*given[4:]), cache, metadata, sizes.count)
-        out = attend((given[0], given[1]), (given[2], given[3]), cache, metadata, chosen, 0.1)
+        chosen = both[0](SmallHeads(*given[4:]), cache, metadata, sizes.count)
+        out = both[1]((given[0], given[1]), (given[2], given[3]), cache, metadata, chosen, 0.1)
         found.append(out[: end - start].clone())
-        chose.append(chosen[: end - start])
+        chose.append(chosen[: end - start].clone())
         start = end
     return torch.cat(found), torch.cat(chose)
 
 
-def attends() -> list[Attend]:
-    """Return the reference, and the kernels at every level that this machine can run."""
-    return [attend_chosen, *(make_attend_chosen(runtime(level, 2)) for level in LEVELS)]
+def all_of_both() -> list[Both]:
+    """Return the references, and the kernels at every level that this machine can run."""
+    bound = [(ops(level, 2).choose_tokens, ops(level, 2).attend_chosen) for level in LEVELS]
+    return [(choose_tokens, attend_chosen), *bound]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,12 +86,12 @@ def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, dtype: torch.dt
     inputs, length = made(sizes, dtype=dtype), sizes.length
     other = tuple(each[: length // 2 + 3] for each in made(sizes, seed=1, dtype=dtype))
     ends = sorted({*range(1, length, 67), *range(length - 5, length + 1)})
-    for attend in attends():
-        whole, chosen = run(attend, inputs, sizes, [length])
+    for both in all_of_both():
+        whole, chosen = run(both, inputs, sizes, [length])
         assert whole.isfinite().all()
         for count, given in ((1, (ends, other)), (2, (ends,)), (2, ([length], other))):
             with threads(count):
-                again, chosen_again = run(attend, inputs, sizes, *given)
+                again, chosen_again = run(both, inputs, sizes, *given)
             assert torch.equal(chosen_again, chosen)
             assert torch.equal(again, whole)
 
@@ -101,7 +102,7 @@ def test_a_query_attends_to_the_best_tokens_and_of_equal_ones_to_the_first() -> 
     q, q_rest, latents, rest, small, weights, keys = made(sizes)
     keys[1::2] = keys[::2][: len(keys[1::2])]
     inputs = q, q_rest, latents, rest, small, weights, keys
-    results = [run(attend, inputs, sizes, [sizes.length]) for attend in attends()]
+    results = [run(both, inputs, sizes, [sizes.length]) for both in all_of_both()]
     num_equal = 0
     for position in range(sizes.length):
         scores = torch.relu(keys[: position + 1].double() @ small[position].double().t()) @ weights[position].double()
@@ -120,8 +121,8 @@ def test_a_query_attends_to_the_best_tokens_and_of_equal_ones_to_the_first() -> 
 def test_a_score_that_is_no_number_changes_no_other_sequence() -> None:
     spoiled, fine = made(SMALL), made(SMALL, seed=1)
     spoiled[5][20:] = torch.nan
-    for attend in attends():
-        expected, _ = run(attend, fine, SMALL, [SMALL.length])
-        found, chosen = run(attend, fine, SMALL, [SMALL.length], spoiled)
+    for both in all_of_both():
+        expected, _ = run(both, fine, SMALL, [SMALL.length])
+        found, chosen = run(both, fine, SMALL, [SMALL.length], spoiled)
         assert torch.equal(found, expected)
         assert torch.equal(chosen.sort(dim=1).values, chosen)

@@ -1,4 +1,4 @@
-"""Attention to chosen tokens: the kernel of paged attention over copies of what queries chose.
+"""The choice of tokens, and attention to them: the kernel of paged attention over copies of what queries chose.
 
 Tokens that queries chose are copied side by side, as sequences of their own; so the order of sums is that of the kernel
 over the chosen tokens (csrc/cpu/attention/attention.h), and a query's result has the same bits in any step.
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from octavo.attention.backend import Parts
 from octavo.devices.cpu.attention import TILE_KEYS, CpuBackend, token_stride
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, lacks
 from octavo.ops import chosen_tokens
+from octavo.ops.chosen_tokens import SmallHeads
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Implementation
 
@@ -29,6 +30,36 @@ class _Copies(NamedTuple):
     """Tokens of each row."""
     latents: list[Tensor]
     """For each row, [seen, size]."""
+
+
+def make_choose_tokens(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.chosen_tokens.choose_tokens`; of other types the reference."""
+    cpu, empty = runtime.cpu, runtime.empty
+
+    def choose_tokens(small: SmallHeads, cache: Tensor, metadata: TokenRows, count: int) -> Tensor:
+        if small.queries.dtype not in FLOAT_TYPES or cache.dtype not in FLOAT_TYPES:
+            return chosen_tokens.choose_tokens(small, cache, metadata, count)
+        (tokens, heads, size), weights, width = small.queries.shape, dense(small.weights), cache.element_size()
+        chosen = empty((tokens, count), torch.int32)
+        if chosen.is_meta:
+            return chosen
+        num_values, block_size = cache.shape[1] // metadata.block_size, metadata.block_size
+        chosen_tokens.store(small.keys, cache, metadata, num_values - size)
+        keys = cache.data_ptr() + (num_values - size) * width
+        for each, table in zip(chosen_tokens.sequences(cache, metadata), metadata.block_tables, strict=True):
+            step = max(1, chosen_tokens.MOST_SCORES // each.length)
+            for start in range(0, len(each.tokens), step):
+                part = each.tokens[start : start + step]
+                scores, token = empty((len(part), each.length), torch.float32), part.start
+                cpu.choose_tokens(
+                    *(small.queries[token:].data_ptr(), weights[token:].data_ptr(), keys, table.data_ptr()),
+                    *(scores.data_ptr(), chosen[token:].data_ptr(), token_stride(small.queries)),
+                    *(cache.stride(0) * width, num_values * width, each.length, len(part), each.start + start),
+                    *(heads, size, block_size, count, TYPE_CODES[small.queries.dtype], TYPE_CODES[cache.dtype]),
+                )
+        return chosen
+
+    return choose_tokens
 
 
 def make_attend_chosen(runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -108,4 +139,7 @@ def _rows(cache: Tensor, metadata: TokenRows, chosen: Tensor, size: int) -> Iter
             yield 1, each.rows(own[own >= 0], 0, size)
 
 
-IMPLEMENTATIONS = (Implementation("attend_chosen", "native", make_attend_chosen),)
+IMPLEMENTATIONS = (
+    Implementation("choose_tokens", "native", make_choose_tokens, lacks("choose_tokens")),
+    Implementation("attend_chosen", "native", make_attend_chosen),
+)

@@ -1,0 +1,100 @@
+// The choice of tokens as Python sees it, and the best of the scores, which are the same at every level.
+#include "choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "../bindings.h"
+
+namespace octavo {
+
+namespace avx2 { extern const ChoiceKernels choice_table; }
+namespace avx512 { extern const ChoiceKernels choice_table; }
+
+const ChoiceKernels& choice_kernels(Level level) { return choose_table(level, avx2::choice_table, avx512::choice_table); }
+
+namespace {
+
+constexpr int kTaskKeys = 1024;
+
+// A number that is larger where the score is; zeros are equal, NaN is above all.
+std::uint32_t rank_of(float score) {
+  if (std::isnan(score)) return UINT32_MAX;
+  if (score == 0.0f) score = 0.0f;
+  std::uint32_t bits;
+  std::memcpy(&bits, &score, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The `count`-th largest of the ranks, and how many are larger: by the counts of one byte after the other.
+struct Least {
+  std::uint32_t rank;
+  int above;
+};
+
+Least least_chosen(const std::vector<std::uint32_t>& ranks, int count) {
+  std::uint32_t prefix = 0, mask = 0;
+  int above = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    int counts[256] = {};
+    for (const std::uint32_t rank : ranks)
+      if ((rank & mask) == prefix) ++counts[rank >> shift & 255];
+    int byte = 255;
+    while (above + counts[byte] < count) above += counts[byte--];
+    prefix |= static_cast<std::uint32_t>(byte) << shift, mask |= 255u << shift;
+  }
+  return {prefix, above};
+}
+
+// Positions of the `count` best of the scores of `seen` keys, of equal ones the first, in ascending order.
+void choose(const float* scores, int seen, int count, std::int32_t* chosen) {
+  if (seen <= count) {
+    for (int i = 0; i < count; ++i) chosen[i] = std::min(i, seen - 1);
+    return;
+  }
+  std::vector<std::uint32_t> ranks(seen);
+  std::transform(scores, scores + seen, ranks.begin(), rank_of);
+  const Least least = least_chosen(ranks, count);
+  int equal = count - least.above;
+  for (int i = 0; i < seen; ++i)
+    if (ranks[i] > least.rank || (ranks[i] == least.rank && equal-- > 0)) *chosen++ = i;
+}
+
+void run_choice(Cpu& cpu, const Choice& a, int count, std::int32_t* chosen) {
+  const ChoiceKernels& kernels = choice_kernels(cpu.level);
+  // queries that see no more than they choose need no scores
+  const int first = std::min(a.tokens, std::max(0, count - a.first_position)), last = a.first_position + a.tokens;
+  const int groups = (a.tokens - first + kScoringTokens - 1) / kScoringTokens, parts = (last + kTaskKeys - 1) / kTaskKeys;
+  const std::int64_t bytes = kernels.scratch_bytes(a);
+  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(bytes * cpu.pool.threads()));
+  cpu.pool.run(groups * parts, [&](int task, int thread) {
+    const int begin = first + task / parts * kScoringTokens, end = std::min(a.tokens, begin + kScoringTokens);
+    const int key = task % parts * kTaskKeys, end_key = std::min(key + kTaskKeys, a.first_position + end);
+    if (key < end_key) kernels.score(a, begin, end, key, end_key, reinterpret_cast<float*>(memory + thread * bytes));
+  });
+  cpu.pool.run_pieces(a.tokens, 1, [&](int begin, int end, int) {
+    for (int token = begin; token < end; ++token)
+      choose(a.scores + token * a.score_stride, a.first_position + token + 1, count, chosen + static_cast<std::int64_t>(token) * count);
+  });
+}
+
+}  // namespace
+
+void bind_choice(nb::class_<Cpu>& cpu) {
+  cpu.def(
+      "choose_tokens",
+      [](Cpu& cpu, Address queries, Address weights, Address keys, Address table, Address scores, Address chosen,
+         std::int64_t query_stride, std::int64_t block_stride, std::int64_t token_stride, std::int64_t score_stride, int tokens,
+         int first_position, int heads, int size, int block_size, int count, int type, int key_type) {
+        const Choice a{pointer(queries), pointer<float>(weights), pointer<std::uint8_t>(keys), pointer<std::int32_t>(table),
+                       pointer<float>(scores), query_stride, block_stride, token_stride, score_stride, tokens, first_position,
+                       heads, size, block_size, static_cast<Type>(type), static_cast<Type>(key_type)};
+        cpu.submit([&cpu, a, count, chosen] { run_choice(cpu, a, count, pointer<std::int32_t>(chosen)); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Choose the tokens that consecutive queries of a sequence attend to; see csrc/cpu/choice/choice.h.");
+}
+
+}  // namespace octavo
