@@ -20,8 +20,6 @@ from octavo.scheduler.waiting_groups import AdapterState
 
 _POLL_S: Final = 0.005
 """How soon an idle core asks again whether an adapter has been read."""
-
-
 _MOST_UNREAD: Final = 64
 """Failures that are kept for who asked for the read."""
 

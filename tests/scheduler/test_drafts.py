@@ -68,6 +68,19 @@ def test_drafts_leave_a_token_of_the_step_to_each_running_sequence() -> None:
         assert numbers == list(range(numbers[0], numbers[-1] + 1)), "a running sequence was left out of a step"
 
 
+def test_drafts_of_a_request_that_ended_meanwhile_count_for_nothing() -> None:
+    core = drafting(make_request("a", range(5), max_tokens=21), 1.0)
+    core.add_request(make_request("a", range(5), max_tokens=21))
+    core.step()
+    step = core.scheduler.schedule(1.0)
+    assert step is not None
+    assert step.rows[0].drafts
+    output = core.executor.submit(step).result()
+    core.abort_requests(["a"])
+    assert core.scheduler.update(output, 2.0) == []
+    assert core.stats().num_drafts == core.stats().num_accepted_tokens == 0
+
+
 def test_drafts_take_no_block_from_another_group() -> None:
     requests = [make_request(f"r{i}", [i] * 8, max_tokens=8, seed=i) for i in range(2)]
     tokens = {each.request_id: run_alone(each).token_ids[each.request_id] for each in requests}

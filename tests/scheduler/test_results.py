@@ -8,6 +8,7 @@ from typing import Any, cast
 from octavo.core.sequence import SequenceGroup
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.scheduler.results import _owed_prompt_logprobs
+from tests.fakes.engine import make_core, make_request
 
 
 def test_log_probabilities_of_a_prompt_go_out_once_however_often_it_is_computed() -> None:
@@ -32,3 +33,14 @@ def test_log_probabilities_of_a_prompt_go_out_once_however_often_it_is_computed(
     assert owed(11, 13) == [11, 12]
     state: Any = group
     assert state.num_prompt_logprobs_sent == 13
+
+
+def test_a_request_has_the_times_of_its_first_and_its_last_token() -> None:
+    core = make_core()
+    core.add_request(make_request("a", range(4), max_tokens=3))
+    group = core.scheduler.groups["a"]
+    for now in (5.0, 7.0, 9.0):
+        step = core.scheduler.schedule(now)
+        assert step is not None
+        core.scheduler.update(core.executor.submit(step).result(), now + 1)
+    assert (group.metrics.first_token_time, group.metrics.last_token_time) == (6.0, 10.0)
