@@ -23,7 +23,10 @@ GRID = ("--batch-sizes", "1,3", "--input-lens", "4,20")
 SMALL = ("--repetitions", "2", "--max-num-seqs", "4")
 
 
-def test_a_cost_model_is_fitted_checked_and_written(tiny_model: str, tmp_path: Path, command: Command) -> None:
+def test_a_cost_model_is_fitted_checked_and_written(
+    tiny_model: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.cli.calibrate._NUM_CHECKED", 8)  # requests of each load: 40 take three times as long
     file = tmp_path / "costs.json"
     config = tmp_path / "engine.yaml"
     speculative = '{"method": "ngram", "prompt_lookup_min": 3}'
