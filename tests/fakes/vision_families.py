@@ -412,7 +412,7 @@ def _nemotron_omni() -> tuple[Any, Any]:
 
     vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14, "mlp_ratio": 1.5}
     config = tf.NemotronH_Omni_Reasoning_V3_Config(
-        text_config=family_config("nemotron_h").to_dict(),
+        text_config=family_config("nemotron_h", max_position_embeddings=512).to_dict(),
         vision_config={**vision, "max_img_size": 112, "video_temporal_patch_size": 2},
         vision_hidden_size=32,
         projector_hidden_size=24,
