@@ -48,7 +48,7 @@ class Pause:
         if not self.is_on:
             return True
         if core.scheduler.holding == "new":
-            if core.scheduler.has_begun:
+            if core.scheduler.has_begun and not core.sleep.is_on:  # which nothing goes on in
                 return False
             core.scheduler.hold("all")  # also those that come again from a core that has died
         core.finish_steps()

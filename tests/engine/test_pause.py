@@ -152,6 +152,17 @@ def test_aborted_requests_end_at_once_without_tokens_and_later_ones_wait() -> No
     assert reader.finish() == expected()
 
 
+def test_a_pause_during_a_sleep_waits_for_nothing_that_sleeps() -> None:
+    reader = started(4)
+    core = reader.core
+    core.call("sleep")
+    core.call("pause", "wait", True)
+    reader.wait_complete()
+    assert not reader.ended, "those that had begun have no weights to go on with"
+    core.call("wake_up")
+    assert reader.finish() == expected()
+
+
 def test_requests_that_arrive_during_a_pause_are_within_the_limits_of_the_queue() -> None:
     for mode in ("keep", "wait"):
         core = make_core(max_queued_requests=3, max_num_seqs=2)
