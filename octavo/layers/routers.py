@@ -116,6 +116,13 @@ class TableRouter(ExactLinear):
                 f"{name} names experts from {int(stored.min())} to {int(stored.max())}, expected 0 to "
                 f"{self._experts - 1}; the checkpoint is damaged, or config.json belongs to another"
             )
+        ordered = stored.sort(dim=1).values
+        twice = (ordered[:, 1:] == ordered[:, :-1]).any(1).nonzero()
+        if len(twice):  # kernels have one row for each expert of a token
+            raise CheckpointError(
+                f"{name} names an expert twice for token {int(twice[0])}, expected {stored.shape[1]} different ones; "
+                "the checkpoint is damaged"
+            )
         self._table = stored.to(torch.int64).clone()
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:

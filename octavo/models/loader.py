@@ -322,8 +322,8 @@ def random_tensor(
     if (kind := name.rpartition(".")[2]) in CODED:
         return _random_codes(kind, name, shape, seed, dtype, device)
     values = zeroed(shape, dtype, torch.device(device))  # given back to the system when it is freed
-    if not dtype.is_floating_point:  # tables of numbers, of which 0 is one
-        return values
+    if not dtype.is_floating_point:  # a table of numbers, different ones in each row
+        return values.copy_(torch.arange(shape[-1]).expand(shape))
     if len(shape) == 1:
         return values.fill_(0.0 if name.endswith("bias") else 1.0)
     generator = _generator(name, seed, values.device)

@@ -82,14 +82,31 @@ def load_oracle_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ((1, 6), r"tid2eid names experts from 0 to 6, expected 0 to 5"),
+        ((3, 3), r"tid2eid names an expert twice for token 5, expected 2 different ones"),
+    ],
+)
+def test_experts_that_a_token_cannot_have_are_named(experts: tuple[int, int], message: str, tmp_path: Path) -> None:
     path = make_checkpoint("deepseek_v4", tmp_path)
     name = "model.layers.0.ffn.gate.tid2eid"
     table = load_file(path / "model.safetensors")[name]
-    table[5, 1] = 6
+    table[5] = torch.tensor(experts)
     edit_tensors(path, **{name: table})
-    with pytest.raises(CheckpointError, match=r"tid2eid names experts from 0 to 6, expected 0 to 5"):
+    with pytest.raises(CheckpointError, match=message):
         load(path)
+
+
+def test_random_weights_have_tables_with_different_experts(tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint("deepseek_v4", tmp_path, vocab_size=300, hidden_size=64))
+    params, found = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), []
+    for _ in range(2):
+        with LLM(str(path), dtype="bfloat16", max_model_len=96, load_format="dummy") as llm:
+            found.append(llm.generate([TOKENS], params)[0].outputs[0])
+    assert found[0].finish_reason == "length"
+    assert found[0].token_ids == found[1].token_ids
 
 
 @pytest.mark.parametrize(
