@@ -205,6 +205,7 @@ class Registry:
         group.status, group.was_preempted, group.refork_at = status, True, None
         self.queue_of(group).push(group)
         is_swapped = status is SequenceStatus.SWAPPED
+        now = max(now, group.metrics.timeline[-1][0])  # a result may be newer than the plan of the last step
         group.metrics.num_preemptions += 1
         group.metrics.note(now, "preempted, swapped out" if is_swapped else "preempted, to be recomputed")
         self.stats.num_preemptions += 1

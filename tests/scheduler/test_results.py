@@ -44,3 +44,13 @@ def test_a_request_has_the_times_of_its_first_and_its_last_token() -> None:
         assert step is not None
         core.scheduler.update(core.executor.submit(step).result(), now + 1)
     assert (group.metrics.first_token_time, group.metrics.last_token_time) == (6.0, 10.0)
+
+
+def test_a_request_that_is_preempted_behind_a_result_has_its_events_in_order() -> None:
+    core = make_core(depth=2)
+    core.add_request(make_request("a", range(4), max_tokens=9))
+    core.step()
+    assert core.reset_prefix_cache(preempts=True)
+    times, events = zip(*core.scheduler.groups["a"].metrics.timeline, strict=True)
+    assert events == ("queued", "scheduled", "first token", "preempted, to be recomputed")
+    assert list(times) == sorted(times)
