@@ -386,5 +386,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(shutting_down())
         elif self._is_lingering:
             self.transport.abort()
+        elif self._is_encrypted and self.cycle is None:
+            self._arm(CLOSING_S)  # the first request comes a moment behind the handshake
         elif not self._is_responding and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()

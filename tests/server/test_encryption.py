@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.encryption import Encrypted
+from octavo.server.http_protocol import HttpProtocol
 from octavo.server.sockets import listening, tls_context
 from tests.server.conftest import Served
 from tests.server.raw import events, eventually
@@ -129,6 +131,19 @@ def test_server_stops_in_the_moment_in_which_a_client_goes_away(
     eventually(lambda: ended)
     assert ended == [None]
     assert served.stop() == 0
+
+
+def test_the_first_request_behind_a_handshake_is_answered_by_a_server_that_stops(
+    start_server: Start, pair: dict[str, str]
+) -> None:
+    served = start_server(**pair)
+    with connected(served, ssl.create_default_context(cafile=pair["ssl_certfile"])) as connection:
+        eventually(lambda: any(isinstance(each, HttpProtocol) for each in list(served.http._connections._open)))
+        served.on_loop(served.signals.stop)
+        eventually(lambda: served.http._listener.fileno() < 0)  # new ones are refused, and idle ones have been closed
+        time.sleep(0.1)
+        assert answer(connection)[0] == 200
+    assert served.join() == 0
 
 
 def stalled(served: Served, stack: ExitStack) -> socket.socket:
