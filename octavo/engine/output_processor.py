@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence, id_in_use
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, StopSequence, id_in_use
 from octavo.core.outputs import RequestOutput
 from octavo.core.step import PromptLogprobs
 from octavo.engine.open_request import OpenRequest
@@ -76,7 +76,10 @@ class OutputProcessor:
             processed.changed.append(request)
             processed.stops.extend(request.take(output))
             if output.deltas:
-                self._observe_tokens(request, output.deltas, now)
+                last = request.note_tokens(now)
+                if self._counts is not None and last is not None:
+                    num_sequences = len([1 for delta in output.deltas if delta.token_ids])
+                    self._counts.inter_token_latency.observe(now - last, num_sequences)
             if request.finished:
                 self._end(request)
             request.notify()
@@ -121,11 +124,6 @@ class OutputProcessor:
                 num_generated_tokens=request.num_generated_tokens,
                 finish_reasons=request.finish_reasons,
             )
-
-    def _observe_tokens(self, request: OpenRequest, deltas: list[SequenceDelta], now: float) -> None:
-        last = request.note_tokens(now)
-        if self._counts is not None and last is not None:
-            self._counts.observe_inter_token_latency(now - last, len([1 for delta in deltas if delta.token_ids]))
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:

@@ -55,21 +55,20 @@ class Buckets:
 class RequestCounts:
     """Counts of the requests of one front. One thread at a time may change them.
 
-    histograms: by their names in `HISTOGRAMS`. finished: sequences by why they ended. refused: requests by error code.
+    histograms: by their names in `HISTOGRAMS`. inter_token_latency: one of them, which gets each time since the last
+    token of a request, once for each of its sequences. finished: sequences by why they ended. refused: requests by
+    error code.
     """
 
     def __init__(self) -> None:
         self.histograms = {name: Buckets(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+        self.inter_token_latency = self.histograms["inter_token_latency_seconds"]
         self.finished: Counter[str] = Counter()
         self.refused: Counter[str] = Counter(dict.fromkeys(_REFUSAL_CODES, 0))
 
     def observe_refusal(self, code: str) -> None:
         """Count a request that was refused. It has no latency, and its prompt was not computed."""
         self.refused[code] += 1
-
-    def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
-        """Add the time since the last token of a request, once for each of its sequences."""
-        self.histograms["inter_token_latency_seconds"].observe(seconds, num_sequences)
 
     def observe_request(
         self,

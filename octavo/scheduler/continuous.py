@@ -43,7 +43,7 @@ class ContinuousPlanner:
             tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
         if self._rows.num_turns > 1:
             tokens.for_prompts = min(tokens.for_prompts, self._fair_chunk(prompts))
-        outranked = self._outranked(now)
+        outranked = self._outranked(now) if self._registry.policy.may_outrank else []
         self._plan_prompts([group for group in prompts if group not in outranked], plan)
         if outranked:
             self._admit(plan, now, before=outranked[0])
@@ -67,8 +67,6 @@ class ContinuousPlanner:
         """Return the running groups whose prompts are not computed yet and come after the first of them, or of those
         that wait; in the policy's order."""
         registry, policy = self._registry, self._registry.policy
-        if not policy.may_outrank:
-            return []
         prompts = [group for group in registry.running if group.is_computing_prompt]
         if not prompts:
             return []

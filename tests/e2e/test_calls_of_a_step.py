@@ -75,4 +75,4 @@ def test_a_prompt(engine: LLMEngine) -> None:
     end_all(engine)
     add(engine, "prompt", 200, 1)
     counted = calls(lambda: end_all(engine))
-    assert counted.total() <= 710, counted
+    assert counted.total() <= 724, counted  # 16 of them count how the request went, once it has ended
