@@ -12,9 +12,6 @@ from octavo.attention.backend import Parts
 from octavo.attention.metadata import ModelInput
 from octavo.layers.layer import CachedLayer, TensorSlot
 from octavo.ops.chosen_tokens import SmallHeads
-from octavo.ops.memory import zeroed
-from octavo.ops.prepare_linear import TensorSpec
-from octavo.ops.registry import Ops
 
 _CHOSEN: Final = "chosen tokens"
 
@@ -57,6 +54,8 @@ class SinkChosenAttention(ChosenAttention):
     """Attends where each head has a stored score, `sinks` beside the layer, that takes part in the softmax and has no
     value. `own` are this rank's of `heads`."""
 
+    parameter_dtype = torch.float32
+
     def __init__(self, scale: float, count: int, heads: int, own: slice) -> None:
         super().__init__(scale, count)
         self._heads, self._own = heads, own
@@ -67,9 +66,3 @@ class SinkChosenAttention(ChosenAttention):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield self.rows_slot(f"{path.rpartition('.')[0]}.sinks", (self._heads,), self._own)
-
-    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        return zeroed(tuple(parameter.shape), torch.float32, device)
-
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape), torch.float32)}

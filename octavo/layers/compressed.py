@@ -24,7 +24,6 @@ from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.layers.routers import ExactLinear
 from octavo.ops.compressed import Ends, Sight, SmallQueries, ends_of, store_vectors
-from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, heads_apart
 from octavo.ops.registry import Ops
 
@@ -74,6 +73,8 @@ class VectorCache(CachedLayer):
 class WindowAttention(VectorCache):
     """Attends to the last tokens, and to compressed vectors where there are some. `sinks` stand beside it."""
 
+    parameter_dtype = torch.float32
+
     def __init__(self, sight: Sight, heads: int, own: slice) -> None:
         super().__init__()
         self._sight, self._heads, self._own = sight, heads, own
@@ -101,12 +102,6 @@ class WindowAttention(VectorCache):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield self.rows_slot(f"{path.rpartition('.')[0]}.sinks", (self._heads,), self._own)
-
-    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        return zeroed(tuple(parameter.shape), torch.float32, device)
-
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape), torch.float32)}
 
 
 class OpenWindows(VectorCache):
@@ -151,18 +146,14 @@ class PoolKeys(VectorCache):
 class FloatTable(Layer):
     """A stored tensor under the layer's own name, in float32."""
 
+    parameter_dtype = torch.float32
+
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield TensorSlot(path, tuple(self.weight.shape), partial(self.hold, "weight"))
-
-    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        return zeroed(tuple(parameter.shape), torch.float32, device)
-
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape), torch.float32)}
 
 
 class GroupedLinear(Layer):

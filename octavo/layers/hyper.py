@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from octavo.layers.layer import Binding, Layer
 from octavo.ops.hyper import Mixing
-from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 
@@ -41,6 +40,8 @@ class _OfStreams(Layer):
     `prefix` stands before the names of the stored tensors `fn` [outputs, width], `base` [outputs] and `scale`.
     """
 
+    parameter_dtype = torch.float32
+
     def __init__(self, sizes: StreamSizes, outputs: int, num_scales: int, prefix: str) -> None:
         super().__init__()
         self.sizes, self._outputs, self._prefix = sizes, outputs, prefix
@@ -64,17 +65,14 @@ class _OfStreams(Layer):
         width = self.sizes.width
         self._ones = binding.once(("ones", width), lambda: torch.ones(width, device=binding.device))
 
-    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        return zeroed(tuple(parameter.shape), torch.float32, device)
-
     def finish(self) -> None:
         name = f"{self._prefix}fn"
         self._prepared = self.ops.prepare_linear(self.get_parameter(name).data)
         self.register_parameter(name, None)
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        names = self._prefix + "base", self._prefix + "scale"
-        own = {name: TensorSpec(tuple(self.get_parameter(name).shape), torch.float32) for name in names}
+        own = super().state_specs(ops)
+        del own[f"{self._prefix}fn"]
         return own | {f"fn.{part}": spec for part, spec in ops.prepare_linear.state_specs(self._shape()).items()}
 
     def state(self) -> dict[str, Tensor]:

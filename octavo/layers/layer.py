@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,8 @@ class Layer(nn.Module):
     `tensor_slots` is filled, then `finish`; or `bind`, then `restore`.
     """
 
+    parameter_dtype: ClassVar[torch.dtype | None] = None
+    """The type of the parameters where it is not that of the model."""
     ops: Ops
 
     def use(self, methods: Methods, path: str) -> None:
@@ -105,7 +107,8 @@ class Layer(nn.Module):
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
         """Return the specs of what `state` will return once the layer is finished; called before it is filled."""
-        return {name: TensorSpec.of(parameter) for name, parameter in self.named_parameters(recurse=False)}
+        own = self.named_parameters(recurse=False)
+        return {name: TensorSpec(tuple(each.shape), self.parameter_dtype or each.dtype) for name, each in own}
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors that the finished layer keeps, by names that are unique in it."""
@@ -130,7 +133,7 @@ class Layer(nn.Module):
 
     def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
         """Return the memory of a parameter that has none."""
-        return zeroed(tuple(parameter.shape), parameter.dtype, device)
+        return zeroed(tuple(parameter.shape), self.parameter_dtype or parameter.dtype, device)
 
 
 class CachedLayer(Layer):

@@ -21,9 +21,6 @@ from octavo.layers.layer import Binding, CachedLayer, Layer, TensorSlot
 from octavo.layers.linear import joined_linear
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.turns import in_turns
-from octavo.ops.memory import zeroed
-from octavo.ops.prepare_linear import TensorSpec
-from octavo.ops.registry import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +168,8 @@ class GatedNorm(Layer):
 class RecurrentLayer(CachedLayer):
     """A layer with a state, and with numbers of each head in float32, `rows` of which this rank has."""
 
+    parameter_dtype = torch.float32
+
     def __init__(self, numbers: Sequence[str], count: int, rows: slice) -> None:
         super().__init__()
         self._count, self._rows = count, rows
@@ -184,13 +183,6 @@ class RecurrentLayer(CachedLayer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         for name, _ in self.named_parameters(recurse=False):
             yield self.rows_slot(f"{path}.{name}", (self._count,), self._rows, name)
-
-    def _memory(self, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        return zeroed(tuple(parameter.shape), torch.float32, device)
-
-    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        own = self.named_parameters(recurse=False)
-        return {name: TensorSpec(tuple(parameter.shape), torch.float32) for name, parameter in own}
 
 
 def convolution(sizes: RecurrentSizes, mesh: Mesh, reads: Mapping[str, int]) -> ShortConvolution:

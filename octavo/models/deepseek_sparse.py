@@ -133,7 +133,10 @@ class DeepseekV32ForCausalLM(LatentDecoder):
             mixture=corrected(c, groups=(1, 1) if is_glm else (8, 4), factor=2.5),
             sparse=sparse_by_kind(c, 3),
         )
-        index = _index_heads(c, config.rope, is_glm=is_glm) if c.chooses_tokens(c.served_len) else None
+        index = None
+        if c.chooses_tokens(c.served_len):
+            assert config.rope is not None
+            index = _index_heads(c, replace(config.rope, interleaved=is_glm), 32 if is_glm else 64)
         return replace(config, index=index, sources=_sources(c, config.num_layers) if is_glm else ())
 
     def __init__(self, c: IndexedConfig, mesh: Mesh) -> None:
@@ -158,14 +161,13 @@ def _check_first(c: IndexedConfig, mesh: Mesh) -> None:
         )
 
 
-def _index_heads(c: Checkpoint, rope: Rope | None, *, is_glm: bool) -> IndexHeads:
-    assert rope is not None
+def _index_heads(c: Checkpoint, rope: Rope, default_count: int) -> IndexHeads:
+    """Return the small heads of a config, which needs a `q_lora_rank` for them. Raises CheckpointError."""
     size = c.positive("index_head_dim", 128)
     if size < rope.dim:
         raise c.error("index_head_dim", f"at least qk_rope_head_dim, which is {rope.dim}")
     c.positive("q_lora_rank")
-    count, num_chosen = c.positive("index_n_heads", 32 if is_glm else 64), c.positive("index_topk", 2048)
-    return IndexHeads(count, size, replace(rope, interleaved=is_glm), num_chosen)
+    return IndexHeads(c.positive("index_n_heads", default_count), size, rope, c.positive("index_topk", 2048))
 
 
 def _sources(c: Checkpoint, num_layers: int) -> tuple[int, ...]:
@@ -219,11 +221,12 @@ class GatedIndexedBlock(IndexedBlock):
         assert c.index is not None
         assert c.attention_scale is not None
         super().__init__(c, c.index, mesh, layer)
-        heads, single = c.latent_heads, slice(*_bounds(c, mesh))
+        heads = c.latent_heads
+        start, count = mesh.share(heads.count, "attention heads")
         if self.indexer is not None:
             self.indexer = TailIndexer(c, c.index)
-        self.attend = SinkChosenAttention(c.attention_scale, c.index.num_chosen, heads.count, single)
-        rows = slice(single.start * heads.value, single.stop * heads.value)
+        own, rows = (slice(start * each, (start + count) * each) for each in (1, heads.value))
+        self.attend = SinkChosenAttention(c.attention_scale, c.index.num_chosen, heads.count, own)
         self.gate_values = PickedLinear(c.hidden_size, [Pick("gate_proj", heads.count * heads.value, (rows,))])
         self.gate = Elementwise("gated_by_sigmoid")
 
@@ -257,10 +260,6 @@ class HYV4ForCausalLM(StreamsDecoder):
         limit = (c.positive_float("swiglu_limit", 10.0),)
         mixture = replace(corrected(c, groups=(1, 1), factor=2.827), activation="capped_swiglu", numbers=limit)
         rope = read_rope(c, c.positive("qk_rope_head_dim"))
-        size = c.positive("index_head_dim", 128)
-        if size < rope.dim:
-            raise c.error("index_head_dim", f"at least qk_rope_head_dim, which is {rope.dim}")
-        c.positive("q_lora_rank")
         kinds = ["full" if layer == 0 or (layer - 1) % 4 == 0 else "shared" for layer in range(min(layers, 1 << 12))]
         stated = any(c.values.get(name) is not None for name in ("indexer_types", "index_topk_pattern"))
         return HYV4Config.common_latent(
@@ -270,7 +269,7 @@ class HYV4ForCausalLM(StreamsDecoder):
             windows=(),
             mixture=mixture,
             sparse=sparse_by_kind(c, 1),
-            index=IndexHeads(c.positive("index_n_heads", 16), size, rope, c.positive("index_topk", 2048)),
+            index=_index_heads(c, rope, 16),
             sources=_sources(c, layers) if stated else _sources_of(kinds),
             layer=PlainHyperLayer,
             streams=read_streams(c, eps),
@@ -283,18 +282,12 @@ class HYV4ForCausalLM(StreamsDecoder):
 
     def own_name(self, name: str) -> str:
         for stored, own in (
-            *(("hc_pre.hc_", "hc_"), (".learnable_sink_param", ".sinks"), (".linear_gate", ".gate_proj")),
-            *(
-                (".hc_attn_layer.hc_", ".attn_hc."),
-                (".hc_mlp_layer.hc_", ".ffn_hc."),
-                ("hc_head.hc_head_", "hc_head.hc_"),
-            ),
+            ("hc_pre.hc_", "hc_"),
+            (".learnable_sink_param", ".sinks"),
+            (".linear_gate", ".gate_proj"),
+            (".hc_attn_layer.hc_", ".attn_hc."),
+            (".hc_mlp_layer.hc_", ".ffn_hc."),
+            ("hc_head.hc_head_", "hc_head.hc_"),
         ):
             name = name.replace(stored, own)
         return name
-
-
-def _bounds(c: LatentConfig, mesh: Mesh) -> tuple[int, int]:
-    """Return the first of this rank's heads, and the one behind its last."""
-    start, count = mesh.share(c.latent_heads.count, "attention heads")
-    return start, start + count

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.chosen import ChosenAttention
@@ -171,13 +172,13 @@ def _read_linear(c: Checkpoint) -> tuple[int, int, int, float]:
             ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
         )
     )
-    where, name = c, "linear_lower_bound"
+    where: Section = c
+    name = "linear_lower_bound"
     if section is not None and section.values.get("gate_lower_bound") is not None:
-        bound = -section.float("gate_lower_bound")
-    else:
-        bound = -where.float(name, -5.0)
+        where, name = section, "gate_lower_bound"
+    bound = -where.float(name, -5.0)
     if not 0 < bound <= 1e6:
-        raise c.error(name, "a number below 0, at least -1,000,000")
+        raise where.error(name, "a number below 0, at least -1,000,000")
     return heads, dim, taps, bound
 
 

@@ -14,7 +14,6 @@ Source: DeepSeek-V4's release.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import gcd
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
+from octavo.ops.stored_rows import stored_rows
 
 _TILE: Final = 32
 """Queries see a multiple of this many vectors, the hidden ones included."""
@@ -69,7 +69,8 @@ class _Vectors(NamedTuple):
     def at(self, positions: Tensor) -> Tensor:
         """Return the vectors at the positions of tokens, int64 of any shape: [*, size]."""
         blocks = self.table[positions // self.block_size]
-        return _gathered(self.store, blocks, positions % self.block_size // self.stride)
+        places = positions % self.block_size // self.stride
+        return stored_rows(self.store, blocks, places, 0, self.store.shape[2])
 
 
 def ends_of(metadata: TokenRows, rate: int) -> Ends:
@@ -114,8 +115,8 @@ def compressed_windows(
     positions = ends.positions[:, None] - torch.arange(span - 1, -1, -1, device=cache.device)
     seen = positions.clamp(min=0)
     blocks = metadata.block_tables[ends.rows[:, None], seen // metadata.block_size].long()
-    store = cache.view(len(cache), -1, 2 * sum(widths))
-    parts = _gathered(store, blocks, seen % metadata.block_size).float()  # [windows, tokens, values]
+    store, places = cache.view(len(cache), -1, 2 * sum(widths)), seen % metadata.block_size
+    parts = stored_rows(store, blocks, places, 0, store.shape[2]).float()  # [windows, tokens, values]
     found, start = [], 0
     for bias, width, dim in zip(biases, widths, dims, strict=True):
         values, gates = parts[..., start : start + width], parts[..., start + width : start + 2 * width]
@@ -205,16 +206,6 @@ def workspace_bytes(size: int, num_seen: int, num_tokens: int, num_heads: int) -
     """
     gathered = max(_GATHERED, num_seen + _TILE)
     return gathered * (size * (2 + 2 * 4) + num_heads * 3 * 4) + num_tokens * size * 3 * 4
-
-
-def _gathered(store: Tensor, blocks: Tensor, places: Tensor) -> Tensor:
-    """Return vectors of a store [blocks, vectors of a block, size], int64 of any shape each: [*, size]."""
-    apart, size = store.stride(0), store.shape[2]
-    # as a copy of whole rows, which torch's indexing of several axes makes value by value
-    step = gcd(apart, size)
-    num_values = (len(store) - 1) * apart + store[0].numel()
-    rows = store.as_strided(((num_values - size) // step + 1, size), (step, 1))
-    return rows.index_select(0, ((blocks * apart + places * size) // step).flatten()).view(*blocks.shape, size)
 
 
 def _weighed(values: Tensor, gates: Tensor) -> Tensor:

@@ -75,6 +75,14 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, 
         resolve_model(checkpoint).read(checkpoint)
 
 
+def test_a_bound_of_decays_is_named_where_it_stands(tmp_path: Path) -> None:
+    path = make_checkpoint("glm5_next", tmp_path)
+    edit_config(path, text_config={**text_config(path), "linear_attn_config": {"gate_lower_bound": 1.0}})
+    checkpoint = Checkpoint.open(path)
+    with pytest.raises(CheckpointError, match=r"linear_attn_config\.gate_lower_bound is 1\.0"):
+        resolve_model(checkpoint).read(checkpoint)
+
+
 def test_a_layer_with_a_state_needs_no_choice(tmp_path: Path) -> None:
     path = make_checkpoint("glm5_next", tmp_path)
     expected = logits(path)
