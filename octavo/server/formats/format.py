@@ -7,13 +7,14 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from typing import Any, Final, Literal
 
 import msgspec
 
 from octavo.errors import ConfigError, suggestion
-from octavo.server.formats.marks import Mark, pieces_of
+from octavo.server.formats.marks import Mark, Marks, pieces_of
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -55,6 +56,14 @@ class TagFormat:
     def end(self, key: str) -> Mark:
         """Return the mark behind the value of a key."""
         return Mark.of(self.close.spelled(end=key)) if self.is_nested else self.close
+
+    @cached_property
+    def marks(self) -> Marks:
+        return Marks((self.open, self.close))
+
+    @cached_property
+    def closes(self) -> Marks:
+        return Marks((self.close,))
 
 
 class CallLayout(msgspec.Struct, frozen=True, kw_only=True):

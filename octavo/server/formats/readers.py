@@ -15,7 +15,7 @@ import msgspec
 from octavo.server.formats.events import OutputEvent, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.formats.format import CallFormat, Content, TagFormat
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
-from octavo.server.formats.source import Malformed, Reading, Source, Trimmed, nothing
+from octavo.server.formats.source import Emit, Malformed, Reading, Source, Trimmed, nothing
 
 _MOST_KEY: Final = 1024
 _MOST_DEPTH: Final = 64
@@ -141,19 +141,20 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
     """Read arguments each of which stands between tags."""
     assert form.tag is not None
     name, is_nested = _name_in(found), form.tag.is_nested
-    marks = Marks((form.tag.open, *form.closes, *form.opens))
+    marks, ends = Marks((form.tag.open, *form.closes, *form.opens)), form.tag.closes
     yield writer.begin(name)
     joint, is_cut = "{", True
     while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:
         key = tag.groups["key"].strip()
-        schema, ends = writer.schema(name, key), Marks((form.tag.end(key),))
+        schema = writer.schema(name, key)
         yield from writer.piece(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
         joint = ", "
         only_line = not (form.tag.open.is_spaced or form.tag.close.is_spaced)
         if schema.get("type") == "string":
             yield from writer.piece('"')
             text = Trimmed(lambda piece: _quoted(writer, piece), only_line=only_line, is_at_mark=True)
-            end = yield from source.until(ends, (lambda piece: _quoted(writer, piece)) if is_nested else text)
+            emit = (lambda piece: _quoted(writer, piece)) if is_nested else text
+            end = yield from _until_close(source, form.tag, ends, key, emit)
             if end is None:  # the text was cut
                 break
             yield from text.cut()
@@ -181,6 +182,18 @@ def _quoted(writer: CallWriter, piece: str) -> Iterable[OutputEvent]:
     return writer.piece(json.dumps(piece, ensure_ascii=False)[1:-1])
 
 
+def _until_close(source: Source, tag: TagFormat, marks: Marks, key: str, emit: Emit) -> Reading[Found | None]:
+    """Do what `Source.until` does with marks of which the close mark of another key than this one is text."""
+    # A mark for each key would be one compiled pattern for each, which takes milliseconds.
+    while (found := (yield from source.until(marks, emit))) is not None:
+        if found.mark == tag.open or found.groups.get("end", key) == key:
+            return found
+        # the mark of this key may begin within it
+        source.at = found.start + 1
+        yield from emit(source.text[found.start : source.at])
+    return None
+
+
 def _element(
     source: Source, tag: TagFormat, key: str, schema: Mapping[str, Any], depth: int = 1
 ) -> Reading[str | None]:
@@ -188,12 +201,11 @@ def _element(
     the text is cut."""
     pieces: list[str] = []
     inner: list[tuple[str, str]] = []
-    end = tag.end(key)
     is_text = depth >= _MOST_DEPTH or schema.get("type") == "string"
-    marks = Marks((end,) if is_text else (tag.open, end))
+    marks = tag.closes if is_text else tag.marks
     properties, items = (schema.get(name) for name in ("properties", "items"))
-    while (found := (yield from source.until(marks, _kept_in(pieces)))) is not None:
-        if found.mark == end:
+    while (found := (yield from _until_close(source, tag, marks, key, _kept_in(pieces)))) is not None:
+        if found.mark == tag.close:
             return _joined(inner, "".join(pieces), schema)
         name = found.groups["key"].strip()
         each = properties.get(name) if isinstance(properties, Mapping) else items

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,27 @@ def test_tags_within_tags_are_objects_and_lists_of_the_schema_and_texts_stay_as_
     deep = "N<k>" * 5000 + "N</k>" * 5000
     [call] = read(form("minimax_m3"), [text(deep)], tools={"f": {}}).calls
     assert call.arguments.startswith('{"k": ')
+
+
+def test_close_marks_of_other_keys_are_text_and_no_key_has_patterns_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = "N</x>N</y]<]minimax[>[</NN</"
+    texts = [f"N<k{place}>{value}N</k{place}>N<l>N<m{place}>{value}N</m{place}>N</l>" for place in range(100)]
+    text = f'N<tool_call>\nN<invoke name="f">\n{"".join(texts[:2])}N</invoke>\nN</tool_call>'.replace(
+        "N<", "]<]minimax[>[<"
+    )
+    kept = value.replace("N<", "]<]minimax[>[<")
+    for schema in ({}, {"k0": {"type": "string"}, "k1": {"type": "string"}}):
+        for pieces in cuttings(text, 6):
+            [call] = read(form("minimax_m3"), pieces, tools={"f": {"properties": schema}}).calls
+            assert json.loads(call.arguments) == {"k0": kept, "l": {"m1": kept}, "k1": kept}
+    compiled: list[object] = []
+    whole = re.compile
+    monkeypatch.setattr(re, "compile", lambda *args: compiled.append(args) or whole(*args))
+    text = f'N<tool_call>\nN<invoke name="f">\n{"".join(texts)}N</invoke>\nN</tool_call>'.replace(
+        "N<", "]<]minimax[>[<"
+    )
+    [call] = read(form("minimax_m3"), [text], tools={"f": {}}).calls
+    assert len(compiled) < 20
 
 
 def test_a_lone_end_mark_before_an_answer_without_reasoning_is_left_out() -> None:
