@@ -12,11 +12,13 @@ from octavo.platform import Platform
 
 
 class Feature(NamedTuple):
-    """name: what the tables and messages call it. option: what asks for it. wanted: whether a configuration does."""
+    """name: what the tables and messages call it. option: what asks for it. wanted: whether a configuration does.
+    remedy: how a configuration does not."""
 
     name: str
     option: str
     wanted: Callable[[EngineConfig], bool]
+    remedy: str = "leave it out"
 
 
 FEATURES: Final[Mapping[str, Feature]] = {
@@ -34,7 +36,10 @@ FEATURES: Final[Mapping[str, Feature]] = {
         lambda config: config.device.executor == "ray" and config.device.num_ranks > 1,
     ),
     "chosen_tokens": Feature(
-        "contexts whose tokens an indexer chooses", "max_model_len", lambda config: config.model.chooses_tokens
+        "contexts beyond index_topk (DeepSeek V3.2, GLM-5)",
+        "max_model_len",
+        lambda config: config.model.chooses_tokens,
+        "set it to at most index_topk of config.json",
     ),
     "transfers": Feature(
         "prefill and decode apart, KV tiers",
@@ -56,6 +61,6 @@ def open_supporting(config: EngineConfig, platform: Platform, place: int = 0) ->
         if feature.wanted(config):
             raise ConfigError(
                 f"{feature.option} asks for {feature.name}, which the device {device.name} does not have: {reason}; "
-                "leave it out, or choose another device"
+                f"{feature.remedy}, or choose another device"
             )
     return device

@@ -66,9 +66,7 @@ class CudaDevice(ReferenceDevice):
     """`Device` on a GPU. Operators without a kernel are torch's, as on the device `reference`."""
 
     name = "cuda"
-    lacks: Mapping[str, str] = {
-        "chosen_tokens": "no kernel computes the choice; a max_model_len of at most index_topk needs none"
-    }
+    lacks: Mapping[str, str] = {"chosen_tokens": "no kernel computes the choice"}
     ranks_over = "nccl"
     launches_beside_host = True
     keeps_float8 = True
