@@ -108,15 +108,19 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _spread(words: list[str]) -> list[str]:
-    """Return the words of `octavo serve MODEL` with a flag before each value of a list. Where the model comes last it
-    would be one of them."""
-    if words[:1] != ["serve"] or words[1:2] == [] or words[1].startswith("-"):
+    """Return the words of `octavo serve MODEL` or `octavo proxy MODEL` with a flag before each value of a list. Where
+    the model comes last it would be one of them."""
+    if words[:1] not in (["serve"], ["proxy"]) or words[1:2] == [] or words[1].startswith("-"):
         return words
     from octavo.cli.options import one_value_each
     from octavo.config.args import EngineArgs
     from octavo.config.server_args import ServerArgs
 
-    return one_value_each(words, EngineArgs, ServerArgs)
+    if words[0] == "serve":
+        return one_value_each(words, EngineArgs, ServerArgs)
+    from octavo.cli.proxy import ProxyOptions
+
+    return one_value_each(words, ProxyOptions, EngineArgs, ServerArgs)
 
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
