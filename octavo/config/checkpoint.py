@@ -39,8 +39,8 @@ _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 _SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
 _CHOOSING: Final = ("deepseek_v32", "glm_moe_dsa")
 """By `model_type`, the families that choose `index_topk` tokens of longer contexts here."""
-_COMPRESSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4")
-"""Families that choose tokens, windows of them or compressed ones whatever the length."""
+_ALWAYS_CHOOSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4")
+"""Families whose layers for it are the same at any length: they choose tokens, windows of them, or compressed ones."""
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
 
@@ -177,7 +177,7 @@ class Checkpoint(Section):
 
         Only some families compute that part here; in others no context is longer.
         """
-        if self.values.get("model_type") in (*_CHOOSING, *_COMPRESSING):
+        if self.values.get("model_type") in (*_CHOOSING, *_ALWAYS_CHOOSING):
             return None
         return next((name for name in _SEEN_TOKENS if self.values.get(name) is not None), None)
 

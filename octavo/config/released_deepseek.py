@@ -37,9 +37,9 @@ def deepseek_v4_layout(values: Mapping[str, Any]) -> dict[str, Any]:
             share = turned / dim
         common = {"partial_rotary_factor": share}
         main = {"rope_type": "default", "rope_theta": values.get("rope_theta", 10_000.0), **common}
-        bent = {"rope_type": rope.get("type", "default"), **rope}
-        bent |= {"rope_theta": values.get("compress_rope_theta", 160_000.0), **common}
-        if bent["rope_type"] == "yarn":  # whose factor of scores is not that of the formula
-            bent.setdefault("attention_factor", 1.0)
-        made["rope_parameters"] = {"main": main, "compress": bent}
+        compressed = {"rope_type": rope.get("type", "default"), **rope}
+        compressed |= {"rope_theta": values.get("compress_rope_theta", 160_000.0), **common}
+        if compressed["rope_type"] == "yarn":  # whose factor of scores is not that of the formula
+            compressed.setdefault("attention_factor", 1.0)
+        made["rope_parameters"] = {"main": main, "compress": compressed}
     return made

@@ -33,7 +33,7 @@ class Batches:
         self._engine = engine
         self._numbers = itertools.count()
         self._outputs: dict[str, RequestOutput | None] = {}
-        """By the ids of requests that nobody has the outputs of: their last outputs, None before these come."""
+        """By the ids of requests whose outputs are not returned yet: the last output, None before there is one."""
 
     def run(
         self,

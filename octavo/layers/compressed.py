@@ -30,10 +30,10 @@ from octavo.ops.registry import Ops
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Every `rate` tokens leave a vector of `dim` elements. Where queries choose, windows overlap.
+    """Every window of `rate` tokens leaves a vector of `dim` elements. Windows overlap where queries choose vectors.
 
-    num_chosen: of the vectors, by `index_heads` small queries and a key of `index_dim` elements; 0 where queries see
-    all.
+    num_chosen: how many vectors a query chooses, by `index_heads` small queries and a small key of `index_dim` elements
+    for each vector; 0 where queries attend to all vectors.
     """
 
     rate: int
@@ -44,18 +44,18 @@ class Compression:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Parts of a token for each kind of vector, and as many gates."""
+        """Elements that a token adds to each kind of vector; it has as many gates."""
         return (2 * self.dim, 2 * self.index_dim) if self.num_chosen else (self.dim,)
 
     def caches(self) -> tuple[LayerCache, LayerCache]:
-        """Return what is kept of the tokens of open windows, and of the windows."""
+        """Return the cache of what tokens add to open windows, and that of the vectors of windows."""
         span = self.rate * (2 if self.num_chosen else 1)
         parts = Spaced(2 * sum(self.widths))
         return LayerCache(parts, span), LayerCache(Spaced(self.dim + self.index_dim, self.rate))
 
 
 class VectorCache(CachedLayer):
-    """One vector for every `stride` tokens."""
+    """A layer with a cache of one vector for every `stride` tokens."""
 
     def __init__(self, stride: int = 1) -> None:
         super().__init__()
@@ -71,7 +71,11 @@ class VectorCache(CachedLayer):
 
 
 class WindowAttention(VectorCache):
-    """Attends to the last tokens, and to compressed vectors where there are some. `sinks` stand beside it."""
+    """Attends to the last tokens, and to compressed vectors where there are some.
+
+    Each head has a stored score, `sinks` beside the layer, that takes part in the softmax and has no value. `own` are
+    this rank's of `heads`.
+    """
 
     parameter_dtype = torch.float32
 
@@ -105,7 +109,7 @@ class WindowAttention(VectorCache):
 
 
 class OpenWindows(VectorCache):
-    """What the tokens of windows add to their vectors."""
+    """The cache of what tokens add to the vectors of their windows."""
 
     def __init__(self, compression: Compression) -> None:
         super().__init__()
@@ -123,7 +127,7 @@ class OpenWindows(VectorCache):
 
 
 class PoolKeys(VectorCache):
-    """Small keys of windows, by which queries choose windows."""
+    """The cache of the small keys of windows, by which queries choose windows."""
 
     def __init__(self, rate: int, num_chosen: int) -> None:
         super().__init__(rate)
@@ -216,7 +220,7 @@ class Indexer(nn.Module):
 
 
 class Compressor(nn.Module):
-    """Makes the vectors of windows."""
+    """Makes the vectors of windows, and their small keys where queries choose vectors."""
 
     def __init__(self, c: Compression, hidden: int, q_rank: int, rope: Rope, eps: float) -> None:
         super().__init__()

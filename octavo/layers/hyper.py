@@ -20,7 +20,8 @@ from octavo.ops.registry import Ops
 
 @dataclass(frozen=True, slots=True)
 class StreamSizes:
-    """`count` streams of `dim` elements each; `rounds` of Sinkhorn and Knopp, and the `eps` of their sums."""
+    """`count` streams of `dim` elements each, `rounds` of Sinkhorn and Knopp with the `eps` of their sums, and that of
+    the norm of all streams."""
 
     count: int
     dim: int

@@ -52,8 +52,8 @@ class IndexedConfig(LatentConfig):
     """For each layer the layer that chooses for it: itself, or an earlier one."""
 
     def source_of(self, layer: int) -> int:
-        """Return the layer that chooses for a layer. A prediction layer, one more than there are sources, is alone on
-        its rank and chooses for itself; what earlier layers keep is no concern of it."""
+        """Return the layer that chooses for a layer: itself where there are no `sources`, and for a prediction layer,
+        whose config has one layer more than there are sources."""
         return self.sources[layer] if self.num_layers == len(self.sources) else layer
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:

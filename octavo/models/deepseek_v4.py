@@ -184,7 +184,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             c.positive("head_dim", 512),
         )
         compressions = _read_compressions(c, layers, dim)
-        main, bent = (read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True) for kind in ("main", "compress"))
+        main, other = (read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True) for kind in ("main", "compress"))
         groups = c.positive("o_groups", 8)
         if heads % groups:
             raise c.error("o_groups", f"a divisor of num_attention_heads, which is {heads}")
@@ -198,7 +198,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             intermediate_size=width,
             windows=(),
             rope=None,
-            ropes=tuple(main if each is None else bent for each in compressions),
+            ropes=tuple(main if each is None else other for each in compressions),
             activation="capped_swiglu",
             swiglu_numbers=limit,
             mixture=_mixture(c, width, limit),

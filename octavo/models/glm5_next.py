@@ -1,6 +1,6 @@
 """GLM-5.3-Flash: hyper-connections, Kimi's delta attention, and attention over latents of windows that queries choose.
 
-Nothing turns. Source: Z.ai's releases; its images are not read.
+It has no rotary embedding. Source: Z.ai's releases; its images are not read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS: Final = {"linear_attention": RECURRENT, "indexed_attention": ATTENTION, 
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """How queries choose windows of `rate` tokens: by `count` small heads of `size`, so many of them."""
+    """Queries choose `num_chosen` windows of `rate` tokens, by `count` small heads of `size` elements."""
 
     rate: int
     num_chosen: int
@@ -75,7 +75,7 @@ class PoolIndexer(nn.Module):
         self.windows, self.pools = OpenWindows(Compression(by.rate, by.size)), PoolKeys(by.rate, by.num_chosen)
 
     def forward(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> Tensor:
-        """Return which tokens queries attend to; x [tokens, hidden], inputs [tokens, q_rank]."""
+        """Return which tokens queries attend to, as of `choose_pools`; x [tokens, hidden], inputs [tokens, q_rank]."""
         count, size = self._sizes
         keys, gates = self.keys(x).chunk(2, 1)
         parts = torch.cat((self.k_norm(keys.contiguous()), gates), 1)

@@ -39,8 +39,8 @@ class LatentConfig(DecoderConfig):
     def common_latent(cls, c: Checkpoint, *, value_dim: int | None = None, may_turn: bool = True, **own: Any) -> Self:
         """Read the keys that families with latents share; `own` adds or replaces fields.
 
-        value_dim: elements of a value where the config does not say; None where it has to. may_turn: False where no
-        element of a head does.
+        value_dim: elements of a value where the config does not say; None where it has to. may_turn: False for heads
+        without rotary embedding.
         """
         heads = LatentHeads(
             c.positive("num_attention_heads"),

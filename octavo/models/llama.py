@@ -107,7 +107,8 @@ class PrunedConfig(DecoderConfig):
 
 
 class Apertus1p5TextForCausalLM(ApertusForCausalLM):
-    """Apertus 1.5, whose images and sounds, tokens of a larger vocabulary, are not made: the head may not have them.
+    """Apertus 1.5. The last tokens of its vocabulary stand for images and sounds, which are not read; its head may lack
+    them.
 
     Source: https://huggingface.co/swiss-ai/Apertus-v1.5-8B.
     """

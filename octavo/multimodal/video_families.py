@@ -223,7 +223,7 @@ def _font(settings: Mapping[str, Any]) -> str:
 
 
 def _check_ernie(settings: Section, path: Path) -> str | None:
-    if settings.values.get("temporal_patch_size", _ERNIE_TOGETHER) != _ERNIE_TOGETHER:  # those of images
+    if settings.values.get("temporal_patch_size", _ERNIE_TOGETHER) != _ERNIE_TOGETHER:  # the settings of images
         return "there is no video_preprocessor_config.json"
     for name in ("shortest_edge", "longest_edge"):
         (settings.section("size") or settings).optional_positive(name)

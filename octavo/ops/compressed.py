@@ -40,7 +40,8 @@ class Ends(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a query sees. rate: 0 where there are no compressed vectors; num_chosen: of them, None for all."""
+    """What a query attends to. scale: the factor of scores. window: how many of the last tokens, itself included. rate:
+    tokens for each compressed vector, 0 where there are none. num_chosen: how many of these, None for all."""
 
     scale: float
     window: int
