@@ -22,6 +22,8 @@ def embedding_size(checkpoint: Checkpoint, pooling: PoolingConfig | None) -> int
         obstacle = "writes down sounds"
     elif checkpoint.values.get("hidden_size_per_layer_input"):
         obstacle = "reads the tokens of a prompt in every layer"
+    elif isinstance(kinds := checkpoint.values.get("mlp_layer_types"), list) and "hash_moe" in kinds:
+        obstacle = "chooses experts by the tokens of a prompt"
     elif checkpoint.values.get("cross_attention_layers"):
         obstacle = "reads images in layers of their own"
     if obstacle is not None:

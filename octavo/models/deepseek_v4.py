@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_deepseek import KINDS
 from octavo.core.model_shape import LayerCache, Spaced
 from octavo.distributed.mesh import Mesh
 from octavo.layers.compressed import Compression, Compressor, GroupedLinear, WindowAttention, end_turned
@@ -183,6 +184,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             c.positive("num_attention_heads"),
             c.positive("head_dim", 512),
         )
+        _check_released(c, layers, dim)
         compressions = _read_compressions(c, layers, dim)
         main, other = (read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True) for kind in ("main", "compress"))
         groups = c.positive("o_groups", 8)
@@ -225,6 +227,20 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
         for pattern, own in _RELEASED:
             name = pattern.sub(own, name)
         return name
+
+
+def _check_released(c: Checkpoint, layers: int, dim: int) -> None:
+    """Refuse by their own names keys of a release that `deepseek_v4_layout` cannot translate."""
+    stated = c.stored.values
+    ratios, turned = stated.get("compress_ratios"), c.optional_positive("qk_rope_head_dim")
+    if stated.get("layer_types") is None and ratios is not None:
+        is_list = isinstance(ratios, list) and len(ratios) >= layers
+        if not is_list or any(type(each) is not int or each not in KINDS for each in ratios[:layers]):
+            raise c.error("compress_ratios", f"0, 4 or 128 for each of {layers} layers")
+    if stated.get("mlp_layer_types") is None and stated.get("num_hash_layers") is not None:
+        c.count("num_hash_layers")
+    if turned is not None and turned > dim:
+        raise c.error("qk_rope_head_dim", f"at most head_dim, which is {dim}")
 
 
 def _read_compressions(c: Checkpoint, layers: int, dim: int) -> tuple[Compression | None, ...]:

@@ -226,3 +226,5 @@ def test_models_that_read_the_tokens_of_a_prompt_take_none(tmp_path: Path) -> No
         opened(written("gemma4", tmp_path))
     with pytest.raises(ConfigError, match="MllamaForConditionalGeneration reads images in layers of their own"):
         opened(make_vision_checkpoint("mllama", tmp_path / "mllama"))
+    with pytest.raises(ConfigError, match="DeepseekV4ForCausalLM chooses experts by the tokens of a prompt"):
+        opened(written("deepseek_v4", tmp_path / "deepseek_v4"))

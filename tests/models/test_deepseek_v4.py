@@ -22,7 +22,7 @@ from octavo.models.registry import resolve_model
 from octavo.ops.registry import bind
 from octavo.quantization.method import KeptAs
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
+from tests.fakes.checkpoints import edit_config, edit_tensors, family_config, load_oracle, make_checkpoint
 from tests.fakes.quantized import exponents, fp4, fp8, quantize
 from tests.models.paged_run import load, logits_of
 
@@ -133,6 +133,29 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, 
     named = "compressed_sparse_attention" if name == "compress_rates" else name
     with pytest.raises(CheckpointError, match=named):
         resolve_model(checkpoint).read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("compress_ratios", 4),
+        ("compress_ratios", [128, 4]),
+        ("compress_ratios", [128, 4, 8, 4]),
+        ("compress_ratios", [128, 4, False, 4]),
+        ("num_hash_layers", -1),
+        ("num_hash_layers", "2"),
+        ("qk_rope_head_dim", "4"),
+        ("qk_rope_head_dim", 0),
+        ("qk_rope_head_dim", 18),
+        ("qk_rope_head_dim", 10**400),
+    ],
+)
+def test_what_is_malformed_in_a_release_is_refused_by_its_own_name(name: str, value: Any) -> None:
+    config = json.loads(family_config("deepseek_v4").to_json_string(use_diff=False))
+    config = {key: each for key, each in config.items() if key not in KEYS} | RELEASED | {name: value}
+    with pytest.raises(CheckpointError, match=rf"{name} is .*, expected"):
+        LoadedModel.open(Checkpoint(Path(__file__).parent, config), Mesh.single())
 
 
 def test_vectors_are_not_in_the_codes_of_a_quantised_cache() -> None:
