@@ -185,10 +185,9 @@ class MediaReader:
 
         Raises InvalidRequest for what the model does not take.
         """
-        messages, vectors = without_vectors(messages)
+        messages, vectors = without_vectors(messages, self._check_width)
         messages, media = without_media(messages, self.urls, self.check)
         if vectors:
-            self._check_widths(vectors)
             for is_there, what in ((media, ", ".join(media)), (self._reads_whole, "a model that sees prompts whole")):
                 if is_there:
                     raise InvalidRequest(f"messages with {FIELD} do not go with {what}; send text", field="messages")
@@ -334,7 +333,8 @@ class MediaReader:
         given = [each for each in media if each.kind == "embeds"]
         if not given:
             return
-        self._check_widths(given)
+        for each in given:
+            self._check_width(each)
         for name, unset in (("prompt_logprobs", None), ("repetition_penalty", 1.0), ("truncate_prompt_tokens", None)):
             if getattr(params, name) != unset:
                 raise InvalidRequest(
@@ -345,7 +345,7 @@ class MediaReader:
     def _reads_whole(self) -> bool:
         return getattr(self._written, "has_whole_prompts", False)
 
-    def _check_widths(self, vectors: Sequence[MediaInput]) -> None:
+    def _check_width(self, vectors: MediaInput) -> None:
         width = self._model.embedding_size
         if width is None:
             raise InvalidRequest(
@@ -353,13 +353,11 @@ class MediaReader:
                 field=FIELD,
                 code="unsupported_parameter",
             )
-        for each in vectors:
-            own = each.arrays[FIELD].shape[1]
-            if own != width:
-                raise InvalidRequest(
-                    f"{FIELD} has {own} numbers for each token, expected {width}, the width of the embeddings",
-                    field=FIELD,
-                )
+        own = vectors.arrays[FIELD].shape[1]
+        if own != width:
+            raise InvalidRequest(
+                f"{FIELD} has {own} numbers for each token, expected {width}, the width of the embeddings", field=FIELD
+            )
 
     def _sound(self, value: object) -> MediaInput:
         from octavo.multimodal.sound import read_sound

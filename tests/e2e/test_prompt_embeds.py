@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,9 @@ from octavo import LLM, SamplingParams
 from octavo.core.outputs import RequestOutput
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import ConfigError
+from octavo.server.decode import decode
+from octavo.server.preparing import Preparer, TextPolicy
+from octavo.server.schema.chat import ChatCompletionRequest
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
@@ -30,8 +34,8 @@ PROMPTS = [[7 * i % 300 for i in range(40)], [3 + i for i in range(21)]]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
 
 
-def written(family: str, path: Path) -> Path:
-    sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64}
+def written(family: str, path: Path, **others: int) -> Path:
+    sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, **others}
     if family == "opt_projected":
         family, sizes = "opt", sizes | {"word_embed_proj_dim": 32}
     make_checkpoint(family, path, **sizes)
@@ -141,7 +145,7 @@ def text(written: str) -> dict[str, Any]:
     return {"type": "text", "text": written}
 
 
-@pytest.mark.parametrize("before", ["say", "<s>[user] </s>"])
+@pytest.mark.parametrize("before", ["say", "<bos>[user] <eos>"])
 def test_vectors_in_messages_give_the_bits_of_their_text(path: Path, before: str) -> None:
     words = [vectors(path, [*word.encode()]) for word in ("hello", "you")]
     mixed = chat(text(before), given_as(words[0]), text("to"), given_as(words[1].numpy()))
@@ -160,10 +164,49 @@ def test_vectors_in_messages_give_the_bits_of_their_text(path: Path, before: str
         )
 
 
+def test_special_tokens_that_text_spells_stay_text_behind_vectors_in_json(path: Path) -> None:
+    options: Any = {"chat_template": "{% for each in messages %}{{ each | tojson(ensure_ascii=true) }}{% endfor %}"}
+    word, spelled = vectors(path, [*b"you"]), text("x<eos>y<bos>")
+    with opened(path, max_model_len=256) as llm:
+        plain = [{"role": "user", "content": [spelled]}]
+        alone = llm.chat(plain, PARAMS, use_tqdm=False, **options)[0].prompt_token_ids
+        mixed = [{"role": "user", "content": [given_as(word)]}, *plain]
+        found = llm.chat(mixed, PARAMS, use_tqdm=False, **options)[0].prompt_token_ids
+    assert found[-len(alone) :] == alone
+    assert bytes(alone).count(b"<eos>") == 1
+
+
+def test_tools_of_a_template_without_any_stand_beside_vectors(tmp_path: Path) -> None:
+    path = written("qwen3", tmp_path, max_position_embeddings=4096)
+    file = io.BytesIO()
+    np.save(file, vectors(path, [*b"you"]).numpy())
+    part = given_as(base64.b64encode(file.getvalue()).decode())
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": [part, text("be short")]},
+        {"role": "user", "content": [text("hi"), part]},
+        {"role": "assistant", "content": [part], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [part]},
+    ]
+    with opened(path, max_model_len=4096) as llm:
+        asked = decode(msgspec.json.encode({"messages": messages, "tools": [tool]}), ChatCompletionRequest)
+        [prompt] = Preparer(llm.engine.input, TextPolicy()).prompts(asked)
+    assert prompt.token_ids is not None
+    assert [each.num_embeddings for each in prompt.media] == [3] * 4
+    rendered = bytes(each for each in prompt.token_ids if each < 256).decode()
+    calls = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
+    assert [word in rendered for word in ("You may call", "be short", calls, "<tool_response>")] == [True] * 4
+    assert "prompt_embeds" not in rendered
+
+
 @pytest.mark.parametrize(
     ("parts", "options", "said"),
     [
-        ([given_as(torch.zeros(3, 8))], {}, "prompt_embeds has 8 numbers for each token, expected 64"),
+        (
+            [text("a"), given_as(torch.zeros(3, 8))],
+            *({}, "messages[1].content[1].data has 8 numbers for each token, expected 64"),
+        ),
         ([given_as("abc")], {}, "messages[1].content[0].data is no file of numpy in Base64"),
         ([given_as(None)], {}, "messages[1].content[0].data is NoneType, expected floating-point"),
         (

@@ -133,7 +133,9 @@ class ModelFormat:
         text = _TOOLS.format("\n".join(map(as_json, tools)))
         plain = [_plain(message) for message in messages]
         if plain and plain[0]["role"] == "system":
-            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{text}".lstrip()}
+            given = plain[0]["content"]
+            whole = [*given, _part(text)] if isinstance(given, list) else f"{given}\n\n{text}".lstrip()
+            plain[0] = {**plain[0], "content": whole}
             return plain, None
         return [{"role": "system", "content": text}, *plain], None
 
@@ -285,7 +287,15 @@ def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidReq
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content") or ""
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        begin, end = "<tool_response>\n", "\n</tool_response>"
+        is_parted = isinstance(content, list)
+        return {"role": "user", "content": [_part(begin), *content, _part(end)] if is_parted else begin + content + end}
     calls = [f"<tool_call>\n{as_json(call['function'])}\n</tool_call>" for call in message.get("tool_calls") or []]
     kept = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+    if isinstance(content, list):  # with images, sounds or vectors
+        return {**kept, "content": [*content, *map(_part, calls)]}
     return {**kept, "content": "\n".join([content, *calls] if content else calls or [content])}
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

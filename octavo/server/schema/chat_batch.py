@@ -27,7 +27,8 @@ class ChatBatchRequest(ChatCompletionRequest, kw_only=True, forbid_unknown_field
         check_entries("messages", len(self.messages), REQUEST_LIMITS["prompt"].entries)
         ChatCompletionRequest.check(self)
         for name in _ALONE:
-            if getattr(self, name) not in (None, False, []):
+            value = getattr(self, name)
+            if value is not None and value is not False and value != []:  # 0 is a number of log-probabilities
                 raise self._refused(name)
         for name in ("n", "best_of"):
             if getattr(self, name) not in (None, 1):

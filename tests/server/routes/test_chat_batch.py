@@ -57,6 +57,7 @@ def test_each_answer_repeats_the_turn_that_its_conversation_has_begun(server: Se
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
         ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "unsupported_parameter"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
             *("tools", "unsupported_parameter"),
