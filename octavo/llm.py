@@ -154,7 +154,7 @@ class LLM:
 
     def wait_for_completion(self, *, use_tqdm: bool | None = None) -> list[RequestOutput]:
         """Return the outputs of all requests that were added with `enqueue` or `enqueue_chat` since the last call, in
-        their order."""
+        their order. Raises ConfigError while the engine sleeps, and keeps the requests."""
         return self._batches.wait(use_tqdm)
 
     def _conversations(self, messages: Any, options: ChatKeywords) -> tuple[list[Any], list[RequestOptions]]:

@@ -18,7 +18,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.interrupt import Interrupt, deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.progress import ProgressBar
-from octavo.errors import InvalidRequest, named_by_the_caller
+from octavo.errors import ConfigError, InvalidRequest, RequestFailed, named_by_the_caller
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
@@ -59,8 +59,18 @@ class Batches:
             return self._add_all(prompts, sampling_params, options, {}, interrupt)
 
     def wait(self, use_tqdm: bool | None) -> list[RequestOutput]:
-        """Return the outputs of all requests that `add` has added since the last call, in their order."""
+        """Return the outputs of all requests that `add` has added since the last call, in their order.
+
+        Raises ConfigError while a sleep or a pause holds them back; they are kept. Raises RequestFailed where others
+        have stepped the engine and have got outputs.
+        """
         request_ids = list(self._outputs)
+        try:
+            self._engine.check_awake("a request that was added")
+        except ConfigError:
+            self._step()  # it returns what a sleep has aborted
+            if None in self._outputs.values():
+                raise
         with deferred_interrupt() as interrupt, ProgressBar(len(request_ids), shown=use_tqdm) as progress:
             return self._wait(request_ids, progress, interrupt)
 
@@ -92,6 +102,11 @@ class Batches:
             while missing:
                 missing -= self._step()
                 interrupt.check()
+                if missing and not self._engine.has_unfinished_requests():
+                    raise RequestFailed(
+                        f"{len(missing)} requests have ended in steps that others ran, which got their outputs; leave "
+                        "step of the engine to wait_for_completion"
+                    )
                 stats = self._engine.stats
                 progress.update(
                     len(request_ids) - len(missing),

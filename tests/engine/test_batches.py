@@ -9,6 +9,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import RequestOutput
+from octavo.errors import ConfigError, RequestFailed
 
 PROMPTS = ["Once upon a time", "The cat", "A day"]
 PARAMS = [SamplingParams(max_tokens=number, temperature=0.8, seed=number) for number in (9, 3, 6)]
@@ -79,3 +80,28 @@ def test_an_interrupted_wait_ends_what_was_added(llm: LLM, monkeypatch: pytest.M
     assert not llm.engine.has_unfinished_requests()
     assert llm.wait_for_completion() == []
     assert len(llm.generate(PROMPTS, PARAMS)) == len(PROMPTS)
+
+
+def test_a_wait_for_what_a_sleep_holds_back_is_refused_and_what_was_added_is_kept() -> None:
+    with LLM(max_model_len=128, enable_sleep_mode=True) as llm:
+        expected = tokens(llm.generate(PROMPTS[:2], PARAMS[:2], use_tqdm=False))
+        for level in (0, 1):
+            llm.enqueue(PROMPTS[:2], PARAMS[:2])
+            llm.sleep(level)
+            with pytest.raises(ConfigError, match="wake it up first"):
+                llm.wait_for_completion(use_tqdm=False)
+            llm.wake_up()
+            assert tokens(llm.wait_for_completion(use_tqdm=False)) == expected
+        llm.enqueue(PROMPTS[:2], PARAMS[:2])
+        llm.sleep(1, mode="abort")
+        ended = llm.wait_for_completion(use_tqdm=False)
+        assert [each.outputs[0].finish_reason for each in ended] == ["abort", "abort"]
+
+
+def test_a_wait_for_outputs_that_others_have_got_ends(llm: LLM) -> None:
+    llm.enqueue(PROMPTS[:2], PARAMS[:2])
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    with pytest.raises(RequestFailed, match="2 requests have ended in steps that others ran"):
+        llm.wait_for_completion(use_tqdm=False)
+    assert llm.wait_for_completion(use_tqdm=False) == []
