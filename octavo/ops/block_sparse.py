@@ -14,6 +14,7 @@ Source: the releases of MiniMax-M3.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
-from octavo.ops.stored_rows import stored_rows
+from octavo.ops.stored_rows import StoredSequence, example_rows, stored_sequences
 
 _KEY_TILE: Final = 32
 """Queries see a multiple of this many keys, the hidden ones included, as in the reference of other attention."""
@@ -46,43 +47,23 @@ class BlockChoice(NamedTuple):
     """How many of them are the last ones."""
 
 
-class Sequence(NamedTuple):
-    """A sequence's part of a step and of a cache: what it computes is `tokens`, at positions from `start` on."""
+@dataclass(frozen=True, slots=True)
+class Sequence(StoredSequence):
+    """A sequence with keys and values of `kv_heads` of `dim` elements each, and a small key behind them."""
 
-    store: Tensor
-    """[blocks, tokens of a block, values]"""
-    table: Tensor
-    """int64 [its blocks]"""
     kv_heads: int
     dim: int
-    tokens: range
-    start: int
-
-    @property
-    def length(self) -> int:
-        """Its tokens, those of this step included."""
-        return self.start + len(self.tokens)
-
-    def tokens_at(self, start: int, stop: int) -> slice:
-        """Return which tokens of the step those at positions [start, stop) are."""
-        return slice(self.tokens.start + start - self.start, self.tokens.start + stop - self.start)
-
-    def place(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the block of the cache and the place in it of each position, int64 of any shape."""
-        size = self.store.shape[1]
-        return self.table[positions // size], positions % size
 
     def heads(self, positions: Tensor, section: int) -> Tensor:
         """Return keys (section 0) or values (1) as they are stored, [queries, kv_heads, keys, dim], at positions
         [queries, kv_heads or 1, keys]."""
         heads = torch.arange(self.kv_heads, device=positions.device)[:, None] + section * self.kv_heads
-        blocks, places = self.place(positions)
-        return stored_rows(self.store, blocks, places, heads * self.dim, self.dim)
+        return self.rows(positions, heads * self.dim, self.dim)
 
     def small_keys(self, positions: Tensor) -> Tensor:
         """Return the small keys at positions [keys], float32 [keys, size]."""
         begin = 2 * self.kv_heads * self.dim
-        return stored_rows(self.store, *self.place(positions), begin, self.store.shape[2] - begin).float()
+        return self.rows(positions, begin, self.store.shape[2] - begin).float()
 
 
 def block_sparse_attention(
@@ -97,21 +78,20 @@ def block_sparse_attention(
     out = torch.zeros_like(q)
     if q.is_meta:
         return out
-    for sequence in stored_sequences(k, v, small[1], cache, metadata):
+    for sequence in written_sequences(k, v, small[1], cache, metadata):
         for start, stop in spans(sequence.start, sequence.length, by):
             tokens = sequence.tokens_at(start, stop)
             out[tokens] = _attend(q[tokens], small[0][tokens], sequence, range(start, stop), by)
     return out
 
 
-def stored_sequences(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
+def written_sequences(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
     """Write keys, values and small keys [tokens, size] to their slots, then yield the sequences of a step."""
-    slots, size, first = metadata.slot_mapping, metadata.block_size, 0
+    slots, size = metadata.slot_mapping, metadata.block_size
     store = cache.view(len(cache), size, -1)
     store[slots // size, slots % size] = torch.cat((k.flatten(1), v.flatten(1), small), dim=1).to(store.dtype)
-    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
-        yield Sequence(store, table.long(), k.shape[1], k.shape[2], range(first, first + count), length - count)
-        first += count
+    for each in stored_sequences(cache, metadata):
+        yield Sequence(each.store, each.table, size, 1, each.tokens, each.start, k.shape[1], k.shape[2])
 
 
 def workspace_bytes(kv_heads: int, dim: int, small_size: int, num_seen: int, max_length: int, num_tokens: int) -> int:
@@ -186,22 +166,8 @@ def _examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         (4, 2, 16, 8, BlockChoice(0.25, 4, 3, 1)),
         (6, 1, 24, 16, BlockChoice(0.3, 8, 2, 0)),
     ):
-        counts, lengths, block_size = (7, 1, 1, 21), (7, 40, 5, 50), 16
-        num_tokens, tables, slots = sum(counts), [], []
-        for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-            tables.append([1 + 4 * row + each for each in range(4)])
-            places = range(length - count, length)
-            slots += [tables[-1][place // block_size] * block_size + place % block_size for place in places]
-        starts = torch.tensor([0, 7, 8, 9, 30], dtype=torch.int32)
-        rows = TokenRows(
-            starts,
-            torch.tensor(lengths, dtype=torch.int32),
-            torch.tensor(tables, dtype=torch.int32),
-            torch.tensor(slots),
-            block_size,
-            counts,
-            lengths,
-        )
+        num_tokens, block_size = 30, 16
+        rows = example_rows((7, 1, 1, 21), (7, 40, 5, 50), block_size)
         cache = made(17, block_size * (2 * kv_heads * dim + size))
         q, k, v = made(num_tokens, heads, dim), made(num_tokens, kv_heads, dim), made(num_tokens, kv_heads, dim)
         yield q, k, v, (made(num_tokens, kv_heads, size), made(num_tokens, size)), cache, rows, by

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
-from octavo.ops.stored_rows import stored_rows
+from octavo.ops.stored_rows import example_rows, stored_sequences
 
 GATHERED_TOKENS: Final = 1 << 14
 """Most latents that are gathered at once; those of one query may be more."""
@@ -42,35 +42,6 @@ class SmallHeads(NamedTuple):
     """float32 [tokens, heads]"""
     keys: Tensor
     """[tokens, size]"""
-
-
-class Sequence(NamedTuple):
-    """A sequence's part of a step and of a cache: what it computes is `tokens`, at positions from `start` on."""
-
-    store: Tensor
-    """[blocks, tokens of a block, values]"""
-    table: Tensor
-    """int64 [its blocks]"""
-    tokens: range
-    start: int
-
-    @property
-    def length(self) -> int:
-        """Its tokens, those of this step included."""
-        return self.start + len(self.tokens)
-
-    def rows(self, positions: Tensor, begin: int, end: int) -> Tensor:
-        """Return the values [begin, end) at positions [n], as they are stored: [n, end - begin]."""
-        size = self.store.shape[1]
-        return stored_rows(self.store, self.table[positions // size], positions % size, begin, end - begin)
-
-
-def sequences(cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
-    """Yield the sequences of a step over a cache [blocks, values]."""
-    store, first = cache.view(len(cache), metadata.block_size, -1), 0
-    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
-        yield Sequence(store, table.long(), range(first, first + count), length - count)
-        first += count
 
 
 def store(values: Tensor, cache: Tensor, metadata: TokenRows, begin: int) -> None:
@@ -95,14 +66,14 @@ def choose_tokens(small: SmallHeads, cache: Tensor, metadata: TokenRows, count: 
     num_values = cache.view(len(cache), metadata.block_size, -1).shape[2]
     store(keys, cache, metadata, num_values - size)
     positions = torch.arange(max((count, *metadata.lengths)), dtype=torch.int32, device=queries.device)
-    for each in sequences(cache, metadata):
+    for each in stored_sequences(cache, metadata):
         stored = None
         for token, position in zip(each.tokens, range(each.start, each.length), strict=True):
             if position < count:
                 chosen[token] = positions[:count].clamp(max=position)
                 continue
             if stored is None:
-                stored = each.rows(positions[: each.length].long(), num_values - size, num_values).float()
+                stored = each.rows(positions[: each.length].long(), num_values - size, size).float()
             # a copy begins where every other one does: products may depend on the alignment of their factors
             query, weight = (given[token].to(torch.float32, copy=True) for given in (queries, weights))
             parts = torch.split(stored[: position + 1], step)
@@ -142,9 +113,9 @@ def attend_chosen(
     value_size, count = out.shape[2], chosen.shape[1]
     store(torch.cat(latents, dim=1), cache, metadata, 0)
     queries = F.pad(torch.cat(q, dim=2), (0, 0, 0, -out.shape[1] % 4)).float()
-    for each in sequences(cache, metadata):
+    for each in stored_sequences(cache, metadata):
         for start, stop, width in _spans(each.start, each.length, count):
-            tokens = slice(each.tokens.start + start - each.start, each.tokens.start + stop - each.start)
+            tokens = each.tokens_at(start, stop)
             seen = torch.arange(start, stop, device=out.device)[:, None].clamp(max=count - 1)
             positions = F.pad(chosen[tokens, :width].long(), (0, max(0, width - count)))
             hidden = (torch.arange(width, device=out.device) > seen) | (positions < 0)
@@ -191,20 +162,6 @@ def _spans(start: int, end: int, count: int) -> Iterator[tuple[int, int, int]]:
         start = stop
 
 
-def _rows(counts: tuple[int, ...], lengths: tuple[int, ...], block_size: int) -> TokenRows:
-    """Return the rows of a step, each with blocks of its own behind the null block."""
-    most = -(-max(lengths) // block_size)
-    tables = [[1 + most * row + each for each in range(most)] for row in range(len(counts))]
-    slots = [
-        table[place // block_size] * block_size + place % block_size
-        for table, count, length in zip(tables, counts, lengths, strict=True)
-        for place in range(length - count, length)
-    ]
-    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
-    tensors = starts, torch.tensor(lengths, dtype=torch.int32), torch.tensor(tables, dtype=torch.int32)
-    return TokenRows(*tensors, torch.tensor(slots), block_size, counts, lengths)
-
-
 class _Example(NamedTuple):
     """Prompts and decode steps in one batch, whose queries see all tokens or choose some."""
 
@@ -228,7 +185,7 @@ def _example(dtype: torch.dtype, sizes: tuple[int, int, int], index: tuple[int, 
     def made(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    rows, tokens = _rows((7, 1, 1, 21), (7, 60, 5, 70), 16), 30
+    rows, tokens = example_rows((7, 1, 1, 21), (7, 60, 5, 70), 16), 30
     small = SmallHeads(made(tokens, index_heads, size), made(tokens, index_heads).float(), made(tokens, size))
     q, latents = [(made(tokens, *each, value_size), made(tokens, *each, rest)) for each in ((heads,), ())]
     return _Example(q, latents, small, made(1 + 5 * 4, 16 * (value_size + rest + size)), rows, num_chosen)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
-from octavo.ops.stored_rows import stored_rows
+from octavo.ops.stored_rows import StoredSequence, example_rows, stored_rows, stored_sequences
 
 _TILE: Final = 32
 """Queries see a multiple of this many vectors, the hidden ones included."""
@@ -55,23 +55,6 @@ class SmallQueries(NamedTuple):
 
     queries: Tensor
     weights: Tensor
-
-
-class _Vectors(NamedTuple):
-    """A sequence's part of a cache of vectors, one for every `stride` tokens."""
-
-    store: Tensor
-    """[blocks, vectors of a block, size]"""
-    table: Tensor
-    """int64 [its blocks]"""
-    block_size: int
-    stride: int
-
-    def at(self, positions: Tensor) -> Tensor:
-        """Return the vectors at the positions of tokens, int64 of any shape: [*, size]."""
-        blocks = self.table[positions // self.block_size]
-        places = positions % self.block_size // self.stride
-        return stored_rows(self.store, blocks, places, 0, self.store.shape[2])
 
 
 def ends_of(metadata: TokenRows, rate: int) -> Ends:
@@ -148,21 +131,13 @@ def compressed_attention(
     out = torch.empty_like(q)
     if q.is_meta:
         return out
-    sizes = q.shape[2], q.shape[2] + (0 if small is None else small.queries.shape[2])
-    strides, first = (1, by.rate), 0
-    for row, (length, count) in enumerate(zip(metadata[0].lengths, metadata[0].query_lengths, strict=True)):
-        recent, *others = (
-            _Vectors(cache.view(len(cache), -1, size), rows.block_tables[row].long(), rows.block_size, stride)
-            for cache, rows, size, stride in zip(caches, metadata, sizes, strides, strict=False)
-        )
-        begin = length - count
-        for start, stop in _spans(begin, length, by):
-            tokens = slice(first + start - begin, first + stop - begin)
+    for recent, *others in zip(*map(stored_sequences, caches, metadata, (1, by.rate)), strict=True):
+        for start, stop in _spans(recent.start, recent.length, by):
+            tokens = recent.tokens_at(start, stop)
             own = None if small is None else SmallQueries(*(each[tokens] for each in small))
             positions = torch.arange(start, stop, device=q.device)
             keys, mask = _seen(positions, recent, others, by, own, _num_padded(start, by))
             out[tokens] = _attend(q[tokens], keys, mask, sinks, by.scale)
-        first += count
     return out
 
 
@@ -179,24 +154,20 @@ def choose_pools(
     chosen = torch.full((len(queries), num_tokens), -1, dtype=torch.int32, device=queries.device)
     if queries.is_meta:
         return chosen
-    first, size = 0, queries.shape[2]
-    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
-        keys = _Vectors(cache.view(len(cache), -1, size), table.long(), metadata.block_size, rate)
-        begin, tokens = length - count, torch.arange(length, dtype=torch.int32, device=queries.device)
-        for start in range(begin, length, _SCORED_QUERIES):
-            positions = torch.arange(start, min(start + _SCORED_QUERIES, length), device=queries.device)
-            own = slice(first + start - begin, first + start - begin + len(positions))
-            numbers = None
+    for keys in stored_sequences(cache, metadata, rate):
+        tokens = torch.arange(keys.length, dtype=torch.int32, device=queries.device)
+        for start in range(keys.start, keys.length, _SCORED_QUERIES):
+            positions = torch.arange(start, min(start + _SCORED_QUERIES, keys.length), device=queries.device)
+            own, numbers = keys.tokens_at(start, start + len(positions)), None
             if (int(positions[-1]) + 1) // rate > num_chosen:
                 given = SmallQueries(*(each[own] for each in small))
-                numbers = _chosen(positions, keys, 0, rate, num_chosen, given, num_chosen)
+                numbers = _chosen(positions, keys, 0, num_chosen, given, num_chosen)
             for query, position in enumerate(range(start, start + len(positions))):
                 seen, ended = tokens[: position + 1], (position + 1) // rate
                 if numbers is not None and ended > num_chosen:
                     best = seen[: ended * rate].view(-1, rate)[numbers[query]].flatten()
                     seen = torch.cat((best, seen[ended * rate :]))
                 chosen[own.start + query, : len(seen)] = seen
-        first += count
     return chosen
 
 
@@ -207,6 +178,11 @@ def workspace_bytes(size: int, num_seen: int, num_tokens: int, num_heads: int) -
     """
     gathered = max(_GATHERED, num_seen + _TILE)
     return gathered * (size * (2 + 2 * 4) + num_heads * 3 * 4) + num_tokens * size * 3 * 4
+
+
+def _vectors(sequence: StoredSequence, positions: Tensor) -> Tensor:
+    """Return the whole vectors at the positions of tokens, int64 of any shape: [*, size]."""
+    return sequence.rows(positions, 0, sequence.store.shape[2])
 
 
 def _weighed(values: Tensor, gates: Tensor) -> Tensor:
@@ -239,38 +215,40 @@ def _spans(start: int, end: int, by: Sight) -> Iterator[tuple[int, int]]:
 
 def _seen(
     positions: Tensor,
-    recent: _Vectors,
-    others: Sequence[_Vectors],
+    recent: StoredSequence,
+    others: Sequence[StoredSequence],
     by: Sight,
     small: SmallQueries | None,
     num_padded: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the keys of queries [queries, keys, dim], the last one zeros, and which are hidden [queries, keys]."""
     steps = positions[:, None] - torch.arange(by.window - 1, -1, -1, device=positions.device)
-    keys, hidden = recent.at(steps.clamp(min=0)), steps < 0
+    keys, hidden = _vectors(recent, steps.clamp(min=0)), steps < 0
     dim = keys.shape[2]
     if num_padded:
         (vectors,), ended = others, (positions + 1)[:, None] // by.rate
         numbers = torch.arange(num_padded, device=positions.device).expand(len(positions), -1)
         if small is not None and by.num_chosen is not None and int(ended[-1]) > by.num_chosen:
-            numbers = _chosen(positions, vectors, dim, by.rate, by.num_chosen, small, num_padded)
+            numbers = _chosen(positions, vectors, dim, by.num_chosen, small, num_padded)
         # hidden vectors are others: what lies there may be NaN, which a weight of zero would not hide
-        own = vectors.at((torch.minimum(numbers, ended - 1) + 1) * by.rate - 1)[..., :dim]
+        own = _vectors(vectors, (torch.minimum(numbers, ended - 1) + 1) * by.rate - 1)[..., :dim]
         keys, hidden = torch.cat((own, keys), 1), torch.cat((numbers >= ended, hidden), 1)
     missing = -(keys.shape[1] + 1) % _TILE
     return F.pad(keys, (0, 0, 0, missing + 1)), F.pad(hidden, (0, missing + 1), value=True)
 
 
 def _chosen(
-    positions: Tensor, vectors: _Vectors, dim: int, rate: int, num_chosen: int, small: SmallQueries, num_padded: int
+    positions: Tensor, vectors: StoredSequence, dim: int, num_chosen: int, small: SmallQueries, num_padded: int
 ) -> Tensor:
     """Return the numbers of the vectors that queries choose, int64 [queries, num_padded], in ascending order.
 
-    A query is scored alone, so that its sums do not depend on those beside it.
+    dim: elements before the small key of a vector. A query is scored alone, so that its sums do not depend on those
+    beside it.
     """
-    device, counts = positions.device, [(int(each) + 1) // rate for each in positions.tolist()]
+    device, rate = positions.device, vectors.stride
+    counts = [(each + 1) // rate for each in positions.tolist()]
     ends = (torch.arange(counts[-1], device=device) + 1) * rate - 1
-    keys = vectors.at(ends)[:, dim:].float()
+    keys = _vectors(vectors, ends)[:, dim:].float()
     found = torch.arange(num_padded, device=device).repeat(len(counts), 1)
     for query, count in enumerate(counts):
         if count <= num_chosen:
@@ -298,24 +276,8 @@ def _attend(q: Tensor, keys: Tensor, hidden: Tensor, sinks: Tensor, scale: float
 
 def _step(dtype: torch.dtype, size: int, stride: int, seed: int) -> tuple[Tensor, TokenRows]:
     """Return a cache and a step: a prompt, two decode steps and a later part of a prompt."""
-    counts, lengths, block_size = (7, 1, 1, 21), (7, 40, 5, 50), 16
-    tables = [[1 + 4 * row + each for each in range(4)] for row in range(4)]
-    slots = [
-        table[place // block_size] * block_size + place % block_size
-        for count, length, table in zip(counts, lengths, tables, strict=True)
-        for place in range(length - count, length)
-    ]
-    rows = TokenRows(
-        torch.tensor([0, 7, 8, 9, 30], dtype=torch.int32),
-        torch.tensor(lengths, dtype=torch.int32),
-        torch.tensor(tables, dtype=torch.int32),
-        torch.tensor(slots),
-        block_size,
-        counts,
-        lengths,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(17, -(-block_size // stride) * size, generator=generator).to(dtype), rows
+    rows, generator = example_rows((7, 1, 1, 21), (7, 40, 5, 50), 16), torch.Generator().manual_seed(seed)
+    return torch.randn(17, -(-16 // stride) * size, generator=generator).to(dtype), rows
 
 
 def _window_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:

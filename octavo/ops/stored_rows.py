@@ -1,10 +1,54 @@
-"""Reads what a cache keeps of tokens, where it lies token by token."""
+"""Reads what a cache keeps of tokens, or of every so many tokens, where it lies one after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from math import gcd
 
+import torch
 from torch import Tensor
+
+from octavo.ops.recurrent import TokenRows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSequence:
+    """A sequence's part of a step and of a cache: what it computes is `tokens`, at positions from `start` on."""
+
+    store: Tensor
+    """[blocks, vectors of a block, values]: of every `stride` tokens a vector."""
+    table: Tensor
+    """int64 [its blocks]"""
+    block_size: int
+    """Tokens of a block."""
+    stride: int
+    tokens: range
+    start: int
+
+    @property
+    def length(self) -> int:
+        """Its tokens, those of this step included."""
+        return self.start + len(self.tokens)
+
+    def tokens_at(self, start: int, stop: int) -> slice:
+        """Return which tokens of the step those at positions [start, stop) are."""
+        return slice(self.tokens.start + start - self.start, self.tokens.start + stop - self.start)
+
+    def rows(self, positions: Tensor, begin: Tensor | int, size: int) -> Tensor:
+        """Return values at positions as `stored_rows` does: [..., size] for int64 positions [...]."""
+        blocks, places = self.table[positions // self.block_size], positions % self.block_size // self.stride
+        return stored_rows(self.store, blocks, places, begin, size)
+
+
+def stored_sequences(cache: Tensor, metadata: TokenRows, stride: int = 1) -> Iterator[StoredSequence]:
+    """Yield the sequences of a step over a cache [blocks, values], which has a vector of every `stride` tokens."""
+    size, first = metadata.block_size, 0
+    store = cache.view(len(cache), -(-size // stride), -1)
+    for table, length, count in zip(metadata.block_tables, metadata.lengths, metadata.query_lengths, strict=True):
+        yield StoredSequence(store, table.long(), size, stride, range(first, first + count), length - count)
+        first += count
 
 
 def stored_rows(store: Tensor, blocks: Tensor, places: Tensor, begin: Tensor | int, size: int) -> Tensor:
@@ -19,3 +63,18 @@ def stored_rows(store: Tensor, blocks: Tensor, places: Tensor, begin: Tensor | i
     num_values = (len(store) - 1) * store.stride(0) + store[0].numel()
     rows = store.as_strided(((num_values - size) // step + 1, size), (step, 1))
     return rows.index_select(0, (first // step).flatten()).view(*first.shape, size)
+
+
+def example_rows(counts: tuple[int, ...], lengths: tuple[int, ...], block_size: int) -> TokenRows:
+    """Return the rows of a step, each with blocks of its own behind the null block."""
+    most = -(-max(lengths) // block_size)
+    tables = [[1 + most * row + each for each in range(most)] for row in range(len(counts))]
+    slots = [
+        table[place // block_size] * block_size + place % block_size
+        for table, count, length in zip(tables, counts, lengths, strict=True)
+        for place in range(length - count, length)
+    ]
+    starts, ends, blocks = (
+        torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], lengths, tables)
+    )
+    return TokenRows(starts, ends, blocks, torch.tensor(slots), block_size, counts, lengths)

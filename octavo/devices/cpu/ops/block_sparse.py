@@ -61,7 +61,7 @@ class BlockSparseAttention:
         q = q.contiguous()
         # where heads choose apart, a token and a head of keys are a row
         q_apart, out_apart = (each.view(tokens, kv_heads, -1, dim) for each in (q, out))
-        for sequence in block_sparse.stored_sequences(k, v, small[1], cache, metadata):
+        for sequence in block_sparse.written_sequences(k, v, small[1], cache, metadata):
             dense = min(sequence.length, by.num_chosen * by.width)
             if dense > sequence.start:
                 those = sequence.tokens_at(sequence.start, dense)

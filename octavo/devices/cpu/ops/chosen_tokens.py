@@ -19,6 +19,7 @@ from octavo.ops import chosen_tokens
 from octavo.ops.chosen_tokens import SmallHeads
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Implementation
+from octavo.ops.stored_rows import stored_sequences
 
 
 class _Copies(NamedTuple):
@@ -46,7 +47,7 @@ def make_choose_tokens(runtime: CpuRuntime) -> Callable[..., Tensor]:
         num_values, block_size = cache.shape[1] // metadata.block_size, metadata.block_size
         chosen_tokens.store(small.keys, cache, metadata, num_values - size)
         keys = cache.data_ptr() + (num_values - size) * width
-        for each, table in zip(chosen_tokens.sequences(cache, metadata), metadata.block_tables, strict=True):
+        for each, table in zip(stored_sequences(cache, metadata), metadata.block_tables, strict=True):
             step = max(1, chosen_tokens.MOST_SCORES // each.length)
             for start in range(0, len(each.tokens), step):
                 part = each.tokens[start : start + step]
@@ -129,7 +130,7 @@ def _copies(cache: Tensor, metadata: TokenRows, chosen: Tensor, size: int) -> It
 def _rows(cache: Tensor, metadata: TokenRows, chosen: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
     """Yield queries that see the same latents, but for those behind them: how many, and the latents [seen, size]."""
     count = chosen.shape[1]
-    for each in chosen_tokens.sequences(cache, metadata):
+    for each in stored_sequences(cache, metadata):
         # those that see no more than they would choose share their copies
         dense = min(each.length, count) - each.start
         if dense > 0:
