@@ -10,7 +10,17 @@ from octavo.attention.backend import AttentionBackend, StepSizes
 from octavo.attention.metadata import AttentionMetadata, EncoderOutput, ModelInput, NotedStates
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, ModelShape, Spaced, State
+from octavo.core.model_shape import (
+    Encoded,
+    Indexed,
+    IndexedLatent,
+    Kept,
+    KeysAndValues,
+    Latent,
+    ModelShape,
+    Spaced,
+    State,
+)
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
 from octavo.ops import block_sparse, chosen_tokens, compressed
@@ -54,40 +64,35 @@ class Activations:
     def num_bytes(self, max_model_len: int, block_size: int) -> int:
         """Return the most bytes for sequences of at most `max_model_len` tokens."""
         shape = self._opened.shape
-        workspace = max(
-            (
-                self._workspace_bytes(keeps, max_model_len)
-                for keeps in {group.keeps for group in shape.cache_groups}
-                if not isinstance(keeps, State)
-            ),
-            default=0,
-        )
+        kept = {group.keeps for group in shape.cache_groups}
+        workspace = max((self._workspace_bytes(each, max_model_len) for each in kept), default=0)
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
 
-    def _workspace_bytes(
-        self, keeps: KeysAndValues | Latent | Indexed | IndexedLatent | Spaced | Encoded, max_model_len: int
-    ) -> int:
-        if isinstance(keeps, Spaced):
-            num_seen = max_model_len // keeps.stride if keeps.stride > 1 else 0
-            return compressed.workspace_bytes(keeps.size, num_seen, self._num_tokens, self._opened.shape.num_heads)
-        if isinstance(keeps, Indexed):
-            return block_sparse.workspace_bytes(
-                *(keeps.kv_heads, keeps.head_dim, keeps.index_size, keeps.num_seen, max_model_len, self._num_tokens)
-            )
-        if isinstance(keeps, IndexedLatent):
-            return chosen_tokens.workspace_bytes(
-                *(keeps.size, keeps.index_size, keeps.num_seen, max_model_len, self._num_tokens),
-                self._opened.shape.num_heads,
-            )
-        kv_heads, dim, value_size = (
-            (1, keeps.size, keeps.value_size) if isinstance(keeps, Latent) else (keeps.kv_heads, keeps.head_dim, 0)
-        )
-        if isinstance(keeps, Encoded):
-            max_model_len = keeps.num_tokens
+    def _workspace_bytes(self, keeps: Kept, max_model_len: int) -> int:
+        """Return the most bytes that what reads a layer's cache allocates beside its output."""
+        num_tokens, num_heads = self._num_tokens, self._opened.shape.num_heads
+        match keeps:
+            case State():
+                return 0
+            case Spaced(size, stride):
+                num_seen = max_model_len // stride if stride > 1 else 0
+                return compressed.workspace_bytes(size, num_seen, num_tokens, num_heads)
+            case Indexed(kv_heads, dim, small_size, num_seen):
+                return block_sparse.workspace_bytes(kv_heads, dim, small_size, num_seen, max_model_len, num_tokens)
+            case IndexedLatent(size, _, small_size, num_seen):
+                return chosen_tokens.workspace_bytes(size, small_size, num_seen, max_model_len, num_tokens, num_heads)
+            case Latent(size, value_size):
+                return self._attention_bytes(max_model_len, 1, size, value_size)
+            case Encoded():
+                return self._attention_bytes(keeps.num_tokens, keeps.kv_heads, keeps.head_dim)
+            case KeysAndValues(kv_heads, dim):
+                return self._attention_bytes(max_model_len, kv_heads, dim)
+
+    def _attention_bytes(self, max_length: int, kv_heads: int, dim: int, value_size: int = 0) -> int:
         num_heads, element_size = self._opened.shape.num_heads, self._opened.dtype.itemsize
         return self._attention.workspace_bytes(
-            StepSizes(self._num_tokens, max_model_len, num_heads, kv_heads, dim, element_size, value_size)
+            StepSizes(self._num_tokens, max_length, num_heads, kv_heads, dim, element_size, value_size)
         )
 
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
