@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import MOST_LAYERS
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -260,7 +261,9 @@ class HYV4ForCausalLM(StreamsDecoder):
         limit = (c.positive_float("swiglu_limit", 10.0),)
         mixture = replace(corrected(c, groups=(1, 1), factor=2.827), activation="capped_swiglu", numbers=limit)
         rope = read_rope(c, c.positive("qk_rope_head_dim"))
-        kinds = ["full" if layer == 0 or (layer - 1) % 4 == 0 else "shared" for layer in range(min(layers, 1 << 12))]
+        kinds = [
+            "full" if layer == 0 or (layer - 1) % 4 == 0 else "shared" for layer in range(min(layers, MOST_LAYERS))
+        ]
         stated = any(c.values.get(name) is not None for name in ("indexer_types", "index_topk_pattern"))
         return HYV4Config.common_latent(
             c,

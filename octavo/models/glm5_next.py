@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
+from octavo.config.section import MOST_LAYERS, Section
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.chosen import ChosenAttention
@@ -22,9 +22,16 @@ from octavo.layers.compressed import Compression, FloatTable, OpenWindows, PoolK
 from octavo.layers.hyper import MeanOfStreams
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
-from octavo.layers.recurrent import RecurrentSizes
 from octavo.layers.routers import ExactLinear
-from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, kimi_delta, mixer, stored_convolutions
+from octavo.models.hybrid import (
+    ATTENTION,
+    RECURRENT,
+    HybridConfig,
+    kimi_delta,
+    mixer,
+    read_kimi_sizes,
+    stored_convolutions,
+)
 from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.sparse import corrected, sparse_by_kind
 from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, read_streams
@@ -112,8 +119,7 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
         c.expect("num_key_value_heads", c.positive("num_attention_heads"))
         kinds = _read_kinds(c, layers)
         limit = (c.positive_float("swiglu_limit", 10.0),)
-        heads, dim, taps, bound = _read_linear(c)
-        sizes = RecurrentSizes(heads, heads, dim, dim, taps)
+        sizes = read_kimi_sizes(c, num_heads=64)
         mixture = corrected(c, groups=(1, 1), factor=2.5)
         c.positive("q_lora_rank")
         return Glm5NextConfig.common_latent(
@@ -130,7 +136,7 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
             kinds=kinds,
             sizes=sizes,
             attention=lambda c, mesh, layer: PoolBlock(c, mesh),
-            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound),
+            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=_read_bound(c)),
             layer=HyperLayer,
             streams=read_streams(c, eps),
             choice=_read_choice(c),
@@ -147,7 +153,7 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
 
 
 def _read_kinds(c: Checkpoint, layers: int) -> tuple[str, ...]:
-    kinds = ["linear_attention" if layer % 4 != 3 else "indexed_attention" for layer in range(min(layers, 1 << 12))]
+    kinds = ["linear_attention" if layer % 4 != 3 else "indexed_attention" for layer in range(min(layers, MOST_LAYERS))]
     if c.values.get("layer_types") is not None:
         expected = f'"linear_attention" or "indexed_attention" for each of {layers} layers'
         kinds = c.listed("layer_types", layers, lambda each: isinstance(each, str) and each in _KINDS, expected)
@@ -161,17 +167,9 @@ def _read_kinds(c: Checkpoint, layers: int) -> tuple[str, ...]:
     return tuple(_KINDS[kind] for kind in kinds)
 
 
-def _read_linear(c: Checkpoint) -> tuple[int, int, int, float]:
-    """Return heads, their size, taps of the convolution and the bound of decays; a release has them in a section."""
+def _read_bound(c: Checkpoint) -> float:
+    """Return the bound of decays, which a release has in the section of the layers with a state."""
     section = c.section("linear_attn_config")
-    heads, dim, taps = (
-        c.positive(own, default) if section is None or section.values.get(name) is None else section.positive(name)
-        for name, own, default in (
-            ("num_heads", "linear_num_heads", 64),
-            ("head_dim", "linear_head_dim", 128),
-            ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
-        )
-    )
     where: Section = c
     name = "linear_lower_bound"
     if section is not None and section.values.get("gate_lower_bound") is not None:
@@ -179,7 +177,7 @@ def _read_linear(c: Checkpoint) -> tuple[int, int, int, float]:
     bound = -where.float(name, -5.0)
     if not 0 < bound <= 1e6:
         raise where.error(name, "a number below 0, at least -1,000,000")
-    return heads, dim, taps, bound
+    return bound
 
 
 def _read_choice(c: Checkpoint) -> PoolChoice:

@@ -115,6 +115,21 @@ def kimi_delta(**own: Any) -> Callable[[HybridConfig, Mesh], nn.Module]:
     return make
 
 
+def read_kimi_sizes(c: Checkpoint, *, num_heads: int) -> RecurrentSizes:
+    """Return the sizes of Kimi's delta attention, which a release has in a section of their own. num_heads: where the
+    config does not say."""
+    section = c.section("linear_attn_config")
+    heads, dim, taps = (
+        c.positive(own, default) if section is None or section.values.get(name) is None else section.positive(name)
+        for name, own, default in (
+            ("num_heads", "linear_num_heads", num_heads),
+            ("head_dim", "linear_head_dim", 128),
+            ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
+        )
+    )
+    return RecurrentSizes(heads, heads, dim, dim, taps)
+
+
 def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:
     """Make Mamba2 in the sizes of the config."""
     assert isinstance(c.sizes, RecurrentSizes)

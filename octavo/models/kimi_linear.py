@@ -23,6 +23,7 @@ from octavo.models.hybrid import (
     HybridConfig,
     HybridDecoder,
     kimi_delta,
+    read_kimi_sizes,
     read_kinds,
     stored_convolutions,
 )
@@ -46,7 +47,7 @@ class KimiLinearForCausalLM(HybridDecoder):
         c.expect("mla_use_nope", True)
         c.expect("moe_router_activation_func", "sigmoid")
         c.expect("moe_layer_freq", 1, default=1)
-        sizes = _read_sizes(c)
+        sizes = read_kimi_sizes(c, num_heads=32)
         mixture = corrected(c, factor=2.446, counts=stated_counts(c))
         return KimiLinearConfig.common_latent(
             c,
@@ -124,20 +125,6 @@ class BailingHybridForCausalLM(HybridDecoder):
         ):
             name = name.replace(stored, own)
         return name
-
-
-def _read_sizes(c: Checkpoint) -> RecurrentSizes:
-    """Return the sizes of layers with a state, which the release has in a section of their own."""
-    section = c.section("linear_attn_config")
-    heads, dim, taps = (
-        c.positive(own, default) if section is None or section.values.get(name) is None else section.positive(name)
-        for name, own, default in (
-            ("num_heads", "linear_num_heads", 32),
-            ("head_dim", "linear_head_dim", 128),
-            ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
-        )
-    )
-    return RecurrentSizes(heads, heads, dim, dim, taps)
 
 
 def _default_kinds(c: Checkpoint) -> list[str]:
