@@ -129,21 +129,14 @@ class OpenWindows(VectorCache):
 class PoolKeys(VectorCache):
     """The cache of the small keys of windows, by which queries choose windows."""
 
-    def __init__(self, rate: int, num_chosen: int) -> None:
+    def __init__(self, rate: int, num_chosen: int, num_tokens: int) -> None:
+        """Arguments are those of `choose_pools`."""
         super().__init__(rate)
-        self._rate, self._num_chosen = rate, num_chosen
-
-    @property
-    def num_tokens(self) -> int:
-        """The most tokens that a query attends to: those of the windows, and those behind the last one."""
-        return (self._num_chosen + 1) * self._rate - 1
+        self._numbers = rate, num_chosen, num_tokens
 
     def choose(self, small: SmallQueries, batch: ModelInput) -> Tensor:
         """Return which tokens queries attend to, int32 [tokens, num_tokens], -1 behind the last one."""
-        metadata = batch.attention[self.cache_group]
-        chosen: Tensor = self.ops.choose_pools(
-            small, self.of(batch), metadata, self._rate, self._num_chosen, self.num_tokens
-        )
+        chosen: Tensor = self.ops.choose_pools(small, self.of(batch), batch.attention[self.cache_group], *self._numbers)
         return chosen
 
 

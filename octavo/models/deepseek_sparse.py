@@ -261,9 +261,7 @@ class HYV4ForCausalLM(StreamsDecoder):
         limit = (c.positive_float("swiglu_limit", 10.0),)
         mixture = replace(corrected(c, groups=(1, 1), factor=2.827), activation="capped_swiglu", numbers=limit)
         rope = read_rope(c, c.positive("qk_rope_head_dim"))
-        kinds = [
-            "full" if layer == 0 or (layer - 1) % 4 == 0 else "shared" for layer in range(min(layers, MOST_LAYERS))
-        ]
+        kinds = ["shared" if layer and layer % 4 != 1 else "full" for layer in range(min(layers, MOST_LAYERS))]
         stated = any(c.values.get(name) is not None for name in ("indexer_types", "index_topk_pattern"))
         return HYV4Config.common_latent(
             c,

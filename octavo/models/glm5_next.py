@@ -51,6 +51,11 @@ class PoolChoice:
     count: int
     size: int
 
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that a query attends to: those of its windows, and those behind the last window."""
+        return (self.num_chosen + 1) * self.rate - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Glm5NextConfig(HybridConfig, LatentConfig, StreamsConfig):
@@ -62,7 +67,7 @@ class Glm5NextConfig(HybridConfig, LatentConfig, StreamsConfig):
         if self.kinds[layer] == RECURRENT:
             return super().caches_of(layer, mesh)
         size, by = self.latent_heads.latent, self.choice
-        latents = IndexedLatent(size, size, 0, (by.num_chosen + 1) * by.rate - 1)
+        latents = IndexedLatent(size, size, 0, by.num_tokens)
         return (LayerCache(latents), *Compression(by.rate, by.size).caches())
 
 
@@ -79,7 +84,8 @@ class PoolIndexer(nn.Module):
         self.k_norm = LayerNorm(by.size, _KEY_EPS)
         self.index_kpool_compress_ape = FloatTable(by.rate, by.size)
         self.weights_proj = ExactLinear(c.hidden_size, by.count)
-        self.windows, self.pools = OpenWindows(Compression(by.rate, by.size)), PoolKeys(by.rate, by.num_chosen)
+        self.windows = OpenWindows(Compression(by.rate, by.size))
+        self.pools = PoolKeys(by.rate, by.num_chosen, by.num_tokens)
 
     def forward(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> Tensor:
         """Return which tokens queries attend to, as of `choose_pools`; x [tokens, hidden], inputs [tokens, q_rank]."""
@@ -101,7 +107,7 @@ class PoolBlock(LatentBlock):
     def __init__(self, c: Glm5NextConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         assert c.attention_scale is not None
-        self.attend = ChosenAttention(c.attention_scale, (c.choice.num_chosen + 1) * c.choice.rate - 1)
+        self.attend = ChosenAttention(c.attention_scale, c.choice.num_tokens)
         self.indexer = PoolIndexer(c)
 
     def prepare_choice(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> None:

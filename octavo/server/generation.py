@@ -113,14 +113,10 @@ class EngineRequests:
                         record(output)
                     if output.error is not None:
                         raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
-                    if not yields_aborted and is_aborted(output):
+                    is_aborted = output.finished and any(each.finish_reason == "abort" for each in output.outputs)
+                    if is_aborted and not yields_aborted:
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     yield index, output
-
-
-def is_aborted(output: RequestOutput) -> bool:
-    """Return whether a pause or another call has ended a request before its time."""
-    return output.finished and any(each.finish_reason == "abort" for each in output.outputs)
 
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
