@@ -14,15 +14,32 @@ _LEAST_SIDE: Final = 10
 """Pixels of the shorter side of frames, below which there are no letters."""
 
 
+_CHECKED: Final = (_LEAST_SIDE, 240, 1080)
+"""Sides of frames for which a font is tried: its letters have outlines and hints of their own at each size."""
+_EVERY_LETTER: Final = "time: 0123456789."
+_MOST_WIDTH: Final = 4
+"""Width of a letter as a multiple of its size, beyond which a font is damaged: it would take much memory."""
+
+
 def check_font(file: Path) -> None:
-    """Raise CheckpointError for a file that is no font. Nothing is checked without Pillow."""
+    """Raise CheckpointError for a file that is no font, or whose letters cannot be drawn. Nothing is checked without
+    Pillow."""
     try:
-        from PIL import ImageFont
+        from PIL import Image, ImageFont
     except ImportError:  # images are refused then, with the reason
         return
     try:
-        ImageFont.truetype(str(file), _LEAST_SIDE)
-    except OSError as error:
+        for side in _CHECKED:
+            size = int(side * _SHARE)
+            left, top, right, bottom = ImageFont.truetype(str(file), size).getbbox(_EVERY_LETTER)
+            if max(right - left, bottom - top) > _MOST_WIDTH * size * len(_EVERY_LETTER):
+                raise CheckpointError(
+                    f"{file}: has letters of more than {_MOST_WIDTH} times their size; download it again"
+                )
+            _draw(Image.new("RGB", (side, side)), _EVERY_LETTER, ImageFont.truetype(str(file), size))
+    except (OSError, ValueError, MemoryError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{file}: is no font ({one_line(error)}); download it again") from error
 
 
@@ -31,7 +48,7 @@ def stamped(frames: Sequence[Any], times: Sequence[float], file: Path) -> list[A
 
     file: a font. Raises InvalidRequest for frames that are too small.
     """
-    from PIL import ImageDraw, ImageFont
+    from PIL import ImageFont
 
     side = min(frames[0].size)
     if side < _LEAST_SIDE:
@@ -40,20 +57,19 @@ def stamped(frames: Sequence[Any], times: Sequence[float], file: Path) -> list[A
             f"at least {_LEAST_SIDE}: their time is drawn on them",
             field="multi_modal_data",
         )
-    size = int(side * _SHARE)
-    font, made = ImageFont.truetype(str(file), size), []
+    font, made = ImageFont.truetype(str(file), int(side * _SHARE)), []
     for frame, seconds in zip(frames, times, strict=True):
         copy = frame.copy()
-        ImageDraw.Draw(copy).text(
-            (0, 0),
-            time_in_words(seconds),
-            font=font,
-            fill=(0, 0, 0),
-            stroke_width=int(size * _SHARE),
-            stroke_fill=(255, 255, 255),
-        )
+        _draw(copy, time_in_words(seconds), font)
         made.append(copy)
     return made
+
+
+def _draw(frame: Any, text: str, font: Any) -> None:
+    from PIL import ImageDraw
+
+    border: dict[str, Any] = {"stroke_width": int(font.size * _SHARE), "stroke_fill": (255, 255, 255)}
+    ImageDraw.Draw(frame).text((0, 0), text, font=font, fill=(0, 0, 0), **border)
 
 
 def time_in_words(seconds: float) -> str:

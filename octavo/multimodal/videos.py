@@ -15,6 +15,8 @@ MOST_VIDEO_PIXELS: Final = 1 << 26
 """Most pixels of all frames of one video together."""
 _FRAMES_PER_SECOND: Final = 24.0
 """Assumed of a video without metadata."""
+_LAST_INDEX: Final = 10**9
+"""Largest place of a frame in the original."""
 _KEYS: Final = frozenset({"fps", "frames_indices", "total_num_frames", "duration"})
 
 
@@ -61,10 +63,15 @@ def decoded_video(given: Any) -> Video:
     fps, indices = metadata.get("fps", _FRAMES_PER_SECOND), metadata.get("frames_indices")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0.001 <= fps <= 1000:
         raise _refused(f"has fps={str(fps)[:100]}, expected a number from 0.001 to 1000")
-    indices = list(range(count)) if indices is None else [int(each) for each in indices]
+    try:
+        indices = list(range(count)) if indices is None else [int(each) for each in indices]
+    except (TypeError, ValueError, OverflowError):
+        indices = []
     is_rising = all(first < second for first, second in pairwise(indices))
-    if len(indices) != count or indices[0] < 0 or not is_rising:
-        raise _refused(f"has {count} frames and frames_indices that are not {count} rising numbers from 0 on")
+    if len(indices) != count or indices[0] < 0 or not is_rising or indices[-1] > _LAST_INDEX:
+        raise _refused(
+            f"has {count} frames and frames_indices that are not {count} rising numbers from 0 to {_LAST_INDEX:,}"
+        )
     return Video(frames, float(fps), indices, "fps" in metadata)
 
 

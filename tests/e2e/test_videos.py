@@ -244,9 +244,14 @@ def test_without_the_font_and_with_a_damaged_one(tmp_path: Path) -> None:
     refused, text = generate(path, [small, PROMPTS[2]])
     assert refused.error is not None
     assert "frames of 9 x 40 pixels, each side must have at least 10" in refused.error.message
-    (path / "Roboto-Regular.ttf").write_bytes(b"no font")
-    with pytest.raises(CheckpointError, match="is no font"):
-        generate(path, PROMPTS[2:])
+    font = bytearray((path / "Roboto-Regular.ttf").read_bytes())
+    entry = font.index(b"glyf")  # its outlines are read when they are drawn
+    start, size = (int.from_bytes(font[entry + at : entry + at + 4], "big") for at in (8, 12))
+    font[start : start + size] = b"\x7f" * size
+    for damaged in (b"no font", bytes(font)):
+        (path / "Roboto-Regular.ttf").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="is no font"):
+            generate(path, PROMPTS[2:])
     (path / "Roboto-Regular.ttf").unlink()
     refused, again = generate(path, [PROMPTS[0], PROMPTS[2]])
     assert refused.error is not None

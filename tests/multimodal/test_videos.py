@@ -43,3 +43,10 @@ def test_frames_have_the_times_of_their_places_in_the_original() -> None:
 def test_other_videos_are_refused_by_name(given: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         decoded_video(given)
+
+
+@pytest.mark.parametrize("indices", [3, "ab", [0, None], [0, "x"], [0, float("nan")], [0, float("inf")], [0, 10**400]])
+def test_places_of_frames_that_are_no_numbers_or_beyond_all_sense_are_refused(indices: Any) -> None:
+    frames = np.zeros((2, 4, 4, 3), np.uint8)
+    with pytest.raises(InvalidRequest, match="2 rising numbers from 0 to 1,000,000,000"):
+        decoded_video((frames, {"frames_indices": indices}))
