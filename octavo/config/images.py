@@ -103,11 +103,13 @@ _MOST_TILES: Final = 1 << 8
 """Processors try every grid of as many."""
 
 
-_LAYOUTS: Final[tuple[tuple[tuple[str, ...], str, Callable[[Section], Mapping[str, Any]]], ...]] = (
+_LAYOUTS: Final[tuple[tuple[tuple[str, ...], str | None, Callable[[Section], Mapping[str, Any]]], ...]] = (
     ((ERNIE_VL,), "min_pixels", ernie_settings),
     ((PHI4, PHI4_RELEASED), "dynamic_hd", phi4_settings),
+    ((MINIMAX_M3,), None, lambda found: minimax_settings(found.values)),
+    (NEMOTRON_OMNI, None, lambda found: nemotron_settings(found.values)),
 )
-"""Other layouts of settings: the architectures, a key by which it is recognised, and what translates it."""
+"""Other layouts of settings: the architectures, a key by which it is recognised (None: any), and what translates it."""
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
@@ -151,12 +153,8 @@ def _stored_settings(checkpoint: Checkpoint, file: Path) -> Section:
     if not isinstance(found, dict):
         return Section({}, str(file))
     for architectures, name, translate in _LAYOUTS:
-        if checkpoint.architecture in architectures and name in found:
+        if checkpoint.architecture in architectures and found and (name is None or name in found):
             found = translate(Section(found, str(file)))
-    if checkpoint.architecture == MINIMAX_M3 and found:
-        found = minimax_settings(found)
-    if checkpoint.architecture in NEMOTRON_OMNI:
-        found = nemotron_settings(found)
     return Section({name: each for name, each in found.items() if each is not None or name not in _NEEDED}, str(file))
 
 

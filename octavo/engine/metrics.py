@@ -47,7 +47,7 @@ _GAUGES: Final = {
     "kv_cache_used_blocks": _Family(
         "KV blocks in use.", {"device": "num_used_blocks", "host": "num_used_host_blocks"}, "tier"
     ),
-    "adapters_waiting": _plain("Adapters that requests wait with.", "num_waiting_adapters"),
+    "adapters_waiting": _plain("Adapters that waiting requests need.", "num_waiting_adapters"),
     "cores_ready": _plain("Engine cores that work.", "num_ready"),
     "cores_paused": _plain("Engine cores whose requests a pause holds back.", "num_paused"),
     "cores_sleeping": _plain("Engine cores without weights and KV cache.", "num_sleeping"),
