@@ -89,8 +89,16 @@ class _OfStreams(Layer):
         return LinearShape(self._outputs, self.sizes.width, torch.float32)
 
 
-class HyperConnection(_OfStreams):
-    """What a block reads of the streams, and how its output joins them."""
+class Connection(_OfStreams):
+    """What a block reads of the streams, which `forward` returns, and how its output joins them."""
+
+    def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
+        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
+        return self.ops.mixed_streams(x, out, mixing.write, mixing.mix)
+
+
+class HyperConnection(Connection):
+    """A connection whose matrix mixes the streams."""
 
     def __init__(self, sizes: StreamSizes) -> None:
         super().__init__(sizes, sizes.count * (sizes.count + 2), 3, "")
@@ -100,13 +108,9 @@ class HyperConnection(_OfStreams):
         mixing: Mixing = self.ops.stream_mixing(self.products(x), *self.numbers, self.sizes.rounds, self.sizes.eps)
         return self.ops.weighed_stream(x, mixing.read), mixing
 
-    def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
-        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
-        return self.ops.mixed_streams(x, out, mixing.write, mixing.mix)
 
-
-class PlainConnection(_OfStreams):
-    """A `HyperConnection` without a matrix: streams are what they were, with shares of up to `most` of the output."""
+class PlainConnection(Connection):
+    """A connection without a matrix: streams are what they were, with shares of up to `most` of the output."""
 
     def __init__(self, sizes: StreamSizes, most: float) -> None:
         super().__init__(sizes, 2 * sizes.count, 2, "")
@@ -117,11 +121,8 @@ class PlainConnection(_OfStreams):
         count, (scale, base), products = self.sizes.count, self.numbers, self.products(x)
         read = self.ops.stream_weights(products[:, :count], scale[:1], base[:count], self.sizes.eps)
         write = self.ops.stream_weights(products[:, count:], scale[1:], base[count:], 0.0) * self._most
-        return self.ops.weighed_stream(x, read), Mixing(read, write, torch.eye(count, device=x.device))
-
-    def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
-        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
-        return self.ops.mixed_streams(x, out, mixing.write, mixing.mix.expand(len(x), -1, -1))
+        unmixed = torch.eye(count, device=x.device).expand(len(x), -1, -1)
+        return self.ops.weighed_stream(x, read), Mixing(read, write, unmixed)
 
 
 class HyperHead(_OfStreams):

@@ -12,7 +12,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.layers.hyper import HyperConnection, PlainConnection, StreamSizes
+from octavo.layers.hyper import Connection, HyperConnection, StreamSizes
 from octavo.models.blocks import GatedDecoder, stream_norm
 from octavo.models.config import DecoderConfig
 
@@ -47,7 +47,7 @@ class HyperLayer(nn.Module):
         stream, mixing = self.ffn_hc(x)
         return self.ffn_hc.join(x, self.feed_forward(self.post_attention_layernorm(stream), batch), mixing), None
 
-    def connection(self, c: Any) -> HyperConnection | PlainConnection:
+    def connection(self, c: Any) -> Connection:
         """Make what joins a block and the streams."""
         return HyperConnection(c.streams)
 
