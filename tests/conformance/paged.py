@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,3 +149,23 @@ def _rounded(x: Tensor, cache_dtype: torch.dtype) -> Tensor:
     if is_quantized(cache_dtype):
         return dequantize(*quantize(x, cache_dtype), torch.float64)
     return x.to(cache_dtype)
+
+
+def cut_steps(
+    inputs: Sequence[Tensor], cuts: Sequence[int], block_size: int, beside: Sequence[Tensor] | None = None
+) -> Iterator[tuple[AttentionMetadata, list[Tensor], int]]:
+    """Yield the steps that compute a sequence up to each of `cuts` in turn: rows, inputs, and its number of tokens.
+
+    inputs: of all its tokens, [tokens, ...] each. beside: those of another sequence that is computed in each step, too;
+    its blocks come behind those of the first, which begin with block 1.
+    """
+    num_blocks, start = -(-cuts[-1] // block_size), 0
+    for end in cuts:
+        counts, lengths, tables = [end - start], [end], [list(range(1, num_blocks + 1))]
+        given = [each[start:end] for each in inputs]
+        if beside is not None:
+            counts, lengths = [*counts, len(beside[0])], [*lengths, len(beside[0])]
+            tables.append(list(range(num_blocks + 1, 2 * num_blocks + 1)))
+            given = [torch.cat(pair) for pair in zip(given, beside, strict=True)]
+        yield AttentionMetadata.build(counts, lengths, tables, block_size), given, end - start
+        start = end

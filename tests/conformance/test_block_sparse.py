@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cpu.ops.block_sparse import BlockSparseAttention
 from octavo.ops.block_sparse import BlockChoice, block_sparse_attention
+from tests.conformance.paged import cut_steps
 from tests.conformance.runtimes import LEVELS, runtime
 
 SIZE = 16
@@ -44,18 +44,9 @@ def run(attend: Attend, inputs: Inputs, by: BlockChoice, cuts: Sequence[int], be
     values = 2 * inputs[1][0].numel() + inputs[4].shape[1]
     cache = torch.full((2 * num_blocks + 1, SIZE * values), torch.nan)
     cache[0] = 0.0
-    found, start = [], 0
-    for end in cuts:
-        counts, lengths, tables = [end - start], [end], [list(range(1, num_blocks + 1))]
-        given = [each[start:end] for each in inputs]
-        if beside is not None:
-            counts, lengths = [*counts, len(beside[0])], [*lengths, len(beside[0])]
-            tables.append(list(range(num_blocks + 1, 2 * num_blocks + 1)))
-            given = [torch.cat(pair) for pair in zip(given, beside, strict=True)]
-        metadata = AttentionMetadata.build(counts, lengths, tables, SIZE)
-        q, k, v, small, keys = given
-        found.append(attend(q, k, v, (small, keys), cache, metadata, by)[: end - start].clone())
-        start = end
+    found = []
+    for metadata, (q, k, v, small, keys), count in cut_steps(inputs, cuts, SIZE, beside):
+        found.append(attend(q, k, v, (small, keys), cache, metadata, by)[:count].clone())
     return torch.cat(found)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata
 from octavo.ops.chosen_tokens import SmallHeads, attend_chosen, choose_tokens
+from tests.conformance.paged import cut_steps
 from tests.conformance.runtimes import LEVELS, ops
 from tests.conformance.test_block_sparse import threads
 
@@ -57,20 +57,12 @@ def run(
     num_values = sizes.value + sizes.rest + sizes.index
     cache = torch.full((2 * num_blocks + 1, SIZE * num_values), torch.nan, dtype=inputs[0].dtype)
     cache[0] = 0.0
-    found, chose, start = [], [], 0
-    for end in cuts:
-        counts, lengths, tables = [end - start], [end], [list(range(1, num_blocks + 1))]
-        given = [each[start:end] for each in inputs]
-        if beside is not None:
-            counts, lengths = [*counts, len(beside[0])], [*lengths, len(beside[0])]
-            tables.append(list(range(num_blocks + 1, 2 * num_blocks + 1)))
-            given = [torch.cat(pair) for pair in zip(given, beside, strict=True)]
-        metadata = AttentionMetadata.build(counts, lengths, tables, SIZE)
+    found, chose = [], []
+    for metadata, given, count in cut_steps(inputs, cuts, SIZE, beside):
         chosen = both[0](SmallHeads(*given[4:]), cache, metadata, sizes.count)
         out = both[1]((given[0], given[1]), (given[2], given[3]), cache, metadata, chosen, 0.1)
-        found.append(out[: end - start].clone())
-        chose.append(chosen[: end - start].clone())
-        start = end
+        found.append(out[:count].clone())
+        chose.append(chosen[:count].clone())
     return torch.cat(found), torch.cat(chose)
 
 

@@ -20,6 +20,7 @@ from octavo.ops.compressed import (
     store_vectors,
 )
 from octavo.ops.hyper import mixed_streams, stream_mixing, stream_weights, weighed_stream
+from tests.conformance.paged import cut_steps
 from tests.conformance.test_block_sparse import threads
 
 SIZE = 16
@@ -80,15 +81,9 @@ def run(inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None
     vectors = -(-SIZE // by.rate) if by.rate else 0
     widths = sizes.dim * SIZE, inputs.parts.shape[1] * SIZE, (sizes.dim + sizes.small_dim) * vectors
     caches = [torch.full((2 * num_blocks + 1, 2, width), torch.nan)[:, 1] for width in widths]
-    found, start = [], 0
-    for end in cuts:
-        counts, lengths, tables = [end - start], [end], [list(range(1, num_blocks + 1))]
-        given = Inputs(*(each[start:end] for each in inputs))
-        if beside is not None:
-            counts, lengths = [*counts, len(beside.q)], [*lengths, len(beside.q)]
-            tables.append(list(range(num_blocks + 1, 2 * num_blocks + 1)))
-            given = Inputs(*(torch.cat(pair) for pair in zip(given, beside, strict=True)))
-        rows = AttentionMetadata.build(counts, lengths, tables, SIZE)
+    found = []
+    for rows, tensors, count in cut_steps(inputs, cuts, SIZE, beside):
+        given = Inputs(*tensors)
         store_vectors(given.keys, caches[0], rows, 1)
         if by.rate:
             ends = ends_of(rows, by.rate)
@@ -99,8 +94,7 @@ def run(inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None
         used = (caches[0], caches[2]) if by.rate else caches[:1]
         sinks = torch.linspace(-1.0, 1.0, sizes.heads)
         out = compressed_attention(given.q, used, (rows,) * len(used), by, sinks, small)
-        found.append(out[: end - start])
-        start = end
+        found.append(out[:count])
     return torch.cat(found)
 
 
