@@ -258,7 +258,7 @@ def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
 
 
 def _split_pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of a mapping, of a text or of texts; a pair that is none for anything else."""
+    """Return the pairs of a mapping, of a text or of texts; of anything else an empty pair, which is refused."""
     if isinstance(value, Mapping):
         return list(value.items())
     if not isinstance(value, str | list | tuple):

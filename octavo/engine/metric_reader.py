@@ -81,7 +81,7 @@ def _read(metrics: Iterable[Metric]) -> Iterator[CountedMetric]:
 
 
 def _histogram(metric: Metric) -> Histogram:
-    """Return the histogram of the one engine."""
+    """Return a histogram of Prometheus' library, which has the samples of one engine."""
     buckets = {sample.labels["le"]: int(sample.value) for sample in metric.samples if "le" in sample.labels}
     [whole] = [sample for sample in metric.samples if sample.name.endswith("_sum")]
     return Histogram(name=metric.name, labels=whole.labels, count=buckets["+Inf"], sum=whole.value, buckets=buckets)

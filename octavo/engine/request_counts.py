@@ -27,7 +27,7 @@ HISTOGRAMS: Final = {
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Tokens of a generated sequence.", _TOKENS),
 }
-"""What each is of, and the upper limits of its buckets, but for the last one, which has none."""
+"""What each counts, and the upper limits of its buckets, in seconds or tokens; the last bucket, +Inf, is not listed."""
 
 _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 """Refusals that are counted from 0; others appear with the first one."""
