@@ -63,12 +63,12 @@ _PAGE = """\
 `octavo models` prints this table. A family is a class in `octavo/models`; its architectures are the names in
 `config.json`. Reads: what prompts may bring ([images and video](../recipes/images.md), [sound](../recipes/sound.md)).
 LLaVA, InternVL and the like may have any text model of the table; here it is the most common one. Caches: what layers
-keep of a sequence, the keys and values of all tokens (full) or of those in a window, those of all tokens of which
-queries choose some (chosen), latents, vectors of several tokens each (compressed), recurrent states, or the keys and
-values of an encoder's output (cross); families without caches (none) make vectors and scores of whole prompts
-([vectors](../recipes/vectors.md)), which the others can do, too. Quantization is made while loading, by
-`--quantization`. Parallel: by `--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by
-`--enable-expert-parallel` beside the first.
+keep of a sequence, the keys and values of all tokens (full) or of those in a window, keys and values or latents of
+which queries choose some (chosen), latents, vectors of several tokens each (compressed; what tokens add to the next one
+is kept in a window), recurrent states, or the keys and values of an encoder's output (cross); families without caches
+(none) make vectors and scores of whole prompts ([vectors](../recipes/vectors.md)), which the others can do, too.
+Quantization is made while loading, by `--quantization`. Parallel: by `--tensor-parallel-size`, by
+`--pipeline-parallel-size`, and with experts by `--enable-expert-parallel` beside the first.
 
 | family | reads | caches | quantization | parallel | architectures |
 |---|---|---|---|---|---|
