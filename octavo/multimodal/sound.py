@@ -93,7 +93,7 @@ def read_array(value: Any, rate: int, field: str, most_s: float = MAX_SECONDS) -
         value = (value["array"], value.get("sampling_rate", rate))
     if isinstance(value, tuple) and len(value) == 2:
         value, source = value
-    if isinstance(source, bool) or not isinstance(source, int | float) or int(source) != source:
+    if isinstance(source, bool) or not (isinstance(source, int) or (isinstance(source, float) and source.is_integer())):
         raise InvalidRequest(f"{field}: the sample rate is {source!r}, expected an integer", field=field)
     try:
         samples = np.asarray(value, dtype=np.float32)

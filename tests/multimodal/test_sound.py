@@ -130,7 +130,10 @@ def test_a_file_that_breaks_off_is_heard_so_far() -> None:
     assert 0 < len(decoded(whole[: len(whole) // 2], RATE, "file")) < RATE // 2
 
 
-@pytest.mark.parametrize("value", [3, "x", (np.zeros(4), 0.5), (np.zeros(4), True), np.zeros((1, 2, 3)), [], [[], []]])
+@pytest.mark.parametrize(
+    "value",
+    [3, "x", (np.zeros(4), 0.5), (np.zeros(4), True), (np.zeros(4), float("nan")), np.zeros((1, 2, 3)), [], [[], []]],
+)
 def test_what_is_no_array_of_samples_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="audio"):
         read_array(value, RATE, "audio")
