@@ -25,7 +25,7 @@ _OF_A_FRONT = (
     *("generation_config", "override_generation_config", "hf_overrides", "mmproj"),
     *("chat_template", "default_chat_template_kwargs"),
     *("max_queued_requests", "prefill_tokens_per_s", "router", "split_min_tokens", "kv_lease_s"),
-    *("enable_lora", "lora_modules", "lora_resolver_cache_dir"),
+    *("enable_lora", "lora_modules", "lora_resolver_cache_dir", "enable_prompt_embeds"),
     *("disable_log_stats", "log_level", "cluster_secret_file", "distributed_timeout_seconds"),
 )
 """The arguments of an engine that its front uses, too."""

@@ -362,6 +362,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The memory plan as a bar, with a line that says what its parts are."""
     transfer: str | None = None
     """Where this core gives KV blocks away, host:port or the path of a Unix socket; None where it gives none."""
+    takes_embeds: bool = False
+    """Whether prompts may be vectors."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -131,6 +131,7 @@ class EngineCore:
                 plan_summary=plan.summarize(),
                 plan_bar=plan.render_bar(),
                 transfer=None if connector is None else connector.address,
+                takes_embeds=config.model.embedding_size is not None,
             )
             try_encoders(executor, config.model, ready, config.scheduler.max_num_batched_tokens)
         except BaseException:

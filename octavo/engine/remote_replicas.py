@@ -83,6 +83,7 @@ class RemoteReplicas:
         self._timeout_s = timeout_s
         self._like: tuple[LinkHello, CoreReady] | None = None
         """What the first engine was: all others have to be like it."""
+        self._sends_embeds = False
         self._replicas: dict[Engine, Replica] = {}
 
     def _wanted(self) -> list[Engine]:
@@ -94,6 +95,7 @@ class RemoteReplicas:
         Raises ConfigError for an engine that cannot be used as it is, and EngineDeadError when there is none in time.
         """
         deadline, logged = time.monotonic() + self._timeout_s, ""
+        self._sends_embeds = config.model.embedding_size is not None
         found: dict[Engine, ProcessClient] = {}
         try:
             while True:
@@ -201,6 +203,11 @@ class RemoteReplicas:
             if core.role != engine.role
             else _difference(self._like or found, found, str(engine))
         )
+        if difference is None and self._sends_embeds and not client.ready.takes_embeds:
+            difference = (
+                f"{engine} takes no prompts that are vectors, as this proxy does; start it with "
+                "--enable-prompt-embeds, or the proxy without"
+            )
         if difference is not None:
             await client.shutdown()
             raise ConfigError(difference)

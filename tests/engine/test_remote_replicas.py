@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -281,3 +282,26 @@ async def test_where_an_engine_gives_kv_away_is_where_the_front_reaches_it(tmp_p
             front(tmp_path, engine_of(served)) as llm,
         ):
             assert llm.ready.transfer == reached
+
+
+async def test_a_proxy_of_prompts_that_are_vectors_takes_no_engine_that_would_ignore_them(tmp_path: Path) -> None:
+    config = engine_config(str(tmp_path))
+    vectors = msgspec.structs.replace(config, model=dataclasses.replace(config.model, embedding_size=8))
+
+    def taking() -> LinkableCore:
+        return LinkableCore(ready=core_ready(takes_embeds=True))
+
+    async with linked(hello=DECODE) as without, linked(taking, hello=DECODE) as with_them:
+        for served, asked, is_refused in (
+            (without, vectors, True),
+            (with_them, vectors, False),
+            (with_them, config, False),
+        ):
+            remote = RemoteReplicas([engine_of(served)], None, SECRET, FRONT, timeout_s=20.0)
+            if is_refused:
+                with pytest.raises(ConfigError, match="takes no prompts that are vectors.*--enable-prompt-embeds"):
+                    await remote.start(asked)
+            else:
+                llm = AsyncLLM(asked, await remote.start(asked), byte_tokenizer(tmp_path))
+                assert await tokens(llm)
+                await llm.shutdown()
