@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
@@ -105,7 +105,7 @@ class CallGrammar:
 
     def _tags(self, schema: Mapping[str, Any], number: str) -> str:
         """Return the arguments of a call between tags, in the order of the schema."""
-        required = schema.get("required") or ()
+        required = _required(schema)
         parts = []
         for place, (key, each) in enumerate(_properties(schema).items()):
             name = self._tag(key, each, f"{number}_{place}")
@@ -135,7 +135,7 @@ class CallGrammar:
 
     def _keywords(self, schema: Mapping[str, Any], number: int) -> str:
         """Return the arguments of a Python call: those that are required first, then any of the others."""
-        required = schema.get("required") or ()
+        required = _required(schema)
         properties = _properties(schema)
         keys = sorted(properties, key=lambda key: key not in required)
         if not keys:
@@ -211,3 +211,13 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     given = properties.items() if isinstance(properties, Mapping) else ()
     return {key: {**each, **shared} if isinstance(each, Mapping) else dict(shared) for key, each in given}
+
+
+def _required(schema: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names of the properties that must be there. Raises InvalidRequest."""
+    names = schema.get("required") or ()
+    if isinstance(names, list | tuple):
+        return names
+    raise InvalidRequest(
+        f"the schema of a tool has required={str(names)[:100]}, expected a list of names", field="tools"
+    )

@@ -260,3 +260,14 @@ def test_parameters_that_are_no_object_are_refused() -> None:
     request = asked(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
     with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters.type is 'array', must be 'object'"):
         call_form(form_of("hermes"), request)
+
+
+@pytest.mark.parametrize("required", [5, "c", {"c": 1}])
+@pytest.mark.parametrize("name", ["minimax_m2", "minimax_m3", "pythonic"])
+def test_required_names_that_are_no_list_are_refused(name: str, required: Any) -> None:
+    inner = {"type": "object", "properties": {"c": {}}, "required": required}
+    schemas = [inner, {"type": "object", "properties": {"d": inner}}]
+    for schema in schemas[: 2 if name == "minimax_m3" else 1]:  # the others leave what is inside to JSON schemas
+        tool = {"type": "function", "function": {"name": "c", "parameters": schema}}
+        with pytest.raises(InvalidRequest, match="the schema of a tool has required="):
+            call_form(form_of(name), asked(tools=[tool], tool_choice="required"))
