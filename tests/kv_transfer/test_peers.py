@@ -469,7 +469,7 @@ def test_a_pause_ends_transfers_whose_prompts_it_holds_back(
     for engine in engines:
         engine.core.call("pause", mode, True)
         engine.step()
-    step_until(lambda: all(engine.core.call("pause_is_complete") for engine in engines), *engines)
+    step_until(lambda: {engine.core.call("pause_is_complete") for engine in engines} == {True}, *engines)
     assert [engine.num_held for engine in engines] == [0, 0]
     for engine in engines:
         engine.core.call("resume")
