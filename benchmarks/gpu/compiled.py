@@ -275,10 +275,11 @@ def recurrent_kernels() -> Iterator[Kernel]:
         constants = {"TAPS": 4, "HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK": 16, "BT": tokens, "BC": CHANNELS}
         name = f"short convolution, {tokens} tokens{', gated' * is_gated}"
         yield Kernel(name, recurrent.short_convolution, constants, options=UNFUSED)
-    flags = ("IS_DELTA", "HAS_FACTORS", "DECAYS_BY_KEY", "IS_SELECTIVE")
+    flags = ("IS_DELTA", "HAS_FACTORS", "DECAYS_BY_KEY", "IS_BOUNDED", "IS_SELECTIVE")
     for name, dim, value, elements, own in (
         ("delta rule of 128", 128, 128, MATRIX, ("IS_DELTA",)),
         ("delta rule of 128, decays by key", 128, 128, MATRIX, ("IS_DELTA", "DECAYS_BY_KEY")),
+        ("delta rule of 128, bounded decays", 128, 128, MATRIX, ("IS_DELTA", "DECAYS_BY_KEY", "IS_BOUNDED")),
         ("mamba2 of 256", 256, 64, MATRIX, ()),
         ("mamba of 16", 16, 8192, SCANNED, ("IS_SELECTIVE",)),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -68,6 +69,18 @@ def compiled(*names: str) -> dict[str, dict[str, Any]]:
             assert (each["early_reads"], each["early_writes"]) == (num_early, 0), name
             assert {*each["read_early"]} - {"K", "N", "chunk"} == ({"weight"} if num_early else set()), name
     return found
+
+
+def test_every_kernel_is_compiled_with_all_its_constants() -> None:
+    from benchmarks.gpu.compiled import kernels
+
+    for kernel in kernels():
+        parameters = inspect.signature(kernel.function.fn).parameters.values()
+        constants = {
+            each.name for each in parameters if "constexpr" in str(each.annotation) and each.default is each.empty
+        }
+        assert constants
+        assert constants <= {*kernel.constants}, kernel.name
 
 
 def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
