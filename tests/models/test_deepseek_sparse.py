@@ -119,8 +119,9 @@ def test_latents_of_chosen_tokens_are_not_in_the_codes_of_a_quantised_cache() ->
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_text_is_generated_with_a_quantised_cache(device: str, tmp_path: Path) -> None:
-    path = write_byte_tokenizer(make_checkpoint("deepseek_v32", tmp_path, vocab_size=300))
+@pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4"])
+def test_text_is_generated_with_a_quantised_cache(family: str, device: str, tmp_path: Path) -> None:
+    path = write_byte_tokenizer(make_checkpoint(family, tmp_path, vocab_size=300))
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     with LLM(str(path), device=device, kv_cache_dtype="int8", max_model_len=96, block_size=16) as llm:
         both = llm.generate([TOKENS, TOKENS[:5]], params)

@@ -166,16 +166,6 @@ def test_vectors_are_not_in_the_codes_of_a_quantised_cache() -> None:
             assert layout.dtype == expected
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_text_is_generated_with_a_quantised_cache(device: str, tmp_path: Path) -> None:
-    path = write_byte_tokenizer(make_checkpoint("deepseek_v4", tmp_path, vocab_size=300))
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    with LLM(str(path), device=device, kv_cache_dtype="int8", max_model_len=96, block_size=16) as llm:
-        both = llm.generate([TOKENS, TOKENS[:5]], params)
-        alone = [llm.generate(each, params)[0] for each in (TOKENS, TOKENS[:5])]
-    assert [each.outputs[0].token_ids for each in both] == [each.outputs[0].token_ids for each in alone]
-
-
 def test_a_context_is_not_bounded_by_the_vectors_that_are_chosen(tmp_path: Path) -> None:
     path = make_checkpoint("deepseek_v4", tmp_path)
     assert json.loads((path / "config.json").read_text())["index_topk"] == 3
