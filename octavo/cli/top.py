@@ -34,7 +34,10 @@ class TopOptions(Arguments, heading="Server"):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What one replica does, or all of them. Rates and the hit rate are of the last interval (None: no lookups)."""
+    """What one replica does, or all of them. Rates and the hit rate are of the last interval (None: no lookups).
+
+    num_paused, num_sleeping: replicas whose requests a pause, or a sleep, holds back.
+    """
 
     replica: str
     running: int = 0
@@ -45,6 +48,15 @@ class Load(msgspec.Struct, kw_only=True):
     generated_tokens_per_s: float = 0.0
     prefix_hit_rate: float | None = None
     preemptions: int = 0
+    num_paused: int = 0
+    num_sleeping: int = 0
+
+    @property
+    def held(self) -> str:
+        """Return why requests wait, in words; "" where they go on."""
+        if self.num_sleeping:
+            return "sleeping: requests wait until POST /wake_up"
+        return "paused: requests wait until POST /resume" if self.num_paused else ""
 
 
 @with_options(TopOptions)
@@ -169,6 +181,8 @@ def loads(before: Counters, after: Counters) -> list[Load]:
             generated_tokens_per_s=gained("generation_tokens_total") / seconds,
             prefix_hit_rate=gained("prefix_cache_hits_total") / queries if queries else None,
             preemptions=int(total("num_preemptions_total")),
+            num_paused=int(total("cores_paused")),
+            num_sleeping=int(total("cores_sleeping")),
         )
 
     names = sorted(after.replicas)
@@ -191,7 +205,7 @@ def line(load: Load) -> str:
     return (
         f"{load.running} running, {load.waiting} waiting, {load.swapped} swapped; KV {load.kv_cache_usage:.0%}; "
         f"{load.prompt_tokens_per_s:,.0f} prompt and {load.generated_tokens_per_s:,.0f} generated tokens/s{hits}; "
-        f"{load.preemptions} preemptions"
+        f"{load.preemptions} preemptions{load.held and f'; {load.held}'}"
     )
 
 
@@ -209,6 +223,7 @@ def frame(address: str, model: str, found: list[Load], history: deque[float], re
     parts = [
         f"{model} at {address}   {time.strftime('%H:%M:%S')}   Ctrl-C ends",
         render_table(rows),
+        *([f"  {found[-1].held}"] if found[-1].held else []),
         f"  tokens/s  {chart}  at most {max(history):,.0f}",
     ]
     return "\n\n".join(parts + ([_ended(recent)] if recent else []))

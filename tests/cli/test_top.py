@@ -119,3 +119,18 @@ def test_a_screen_has_replicas_rates_and_recent_requests() -> None:
     assert "at most 1,234" in shown
     assert "2.50" in shown
     assert line(load).startswith("2 running, 0 waiting")
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("paused", "paused: requests wait until POST /resume"),
+        ("sleeping", "sleeping: requests wait until POST /wake_up"),
+    ],
+)
+def test_a_pause_and_a_sleep_are_said(metric: str, said: str) -> None:
+    counters = Counters("m", {"0": {f"octavo:cores_{metric}": 1.0}, "1": {}}, 1.0)
+    found = loads(counters, counters)
+    assert line(found[0]).endswith(f"; {said}")
+    assert line(found[1]).endswith("0 preemptions")
+    assert f"\n  {said}\n" in frame("http://here", "m", found, deque([1.0]), [])

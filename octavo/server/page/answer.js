@@ -63,7 +63,7 @@ export function answerView(turn, { isRunning, branch, formOf }) {
     if (version.error && !node.querySelector(".wrong")) end.before(el("p", { class: "wrong", role: "alert" }, version.error));
     const isWaiting = isOpen && version.firstAt == null;
     end.className = isWaiting ? "waiting" : "summary";
-    const note = isWaiting ? "waiting for the first token…" : summaryOf(version);
+    const note = isWaiting ? version.held || "waiting for the first token…" : summaryOf(version);
     if (end.textContent === note) return;
     end.textContent = note;
     node.normalize(); // an emoji whose parts came one by one is drawn as one

@@ -2,7 +2,7 @@
 import { events } from "./api.js";
 import { button, el, keepFocus, onceAFrame } from "./dom.js";
 import { applyLive, describeRow, figures, gridOf, hueOf, kindOf, KINDS, linePoints, ownerOf } from "./live.js";
-import { duration } from "./protocol.js";
+import { duration, heldBecause } from "./protocol.js";
 
 const RETRY_MS = 2000;
 const SVG = "http://www.w3.org/2000/svg";
@@ -45,7 +45,8 @@ export function startEngine(panel) {
   function coreNode(number, core) {
     const title = el("h3", { class: cores.size > 1 ? "" : "hidden" }, `Replica ${number}${core.role ? `, ${core.role}` : ""}`);
     const side = el("div", { class: "column" }, stepNode(core), decisionsNode(number, core));
-    return el("article", { class: "core" }, title, figuresNode(core), core.maps.map((map, i) => mapNode(number, map, i)), el("div", { class: "columns" }, el("div", { class: "column" }, requestsNode(number, core)), side));
+    const held = heldBecause(core.stats.num_paused, core.stats.num_sleeping);
+    return el("article", { class: "core" }, title, held ? el("p", { class: "paused" }, held) : null, figuresNode(core), core.maps.map((map, i) => mapNode(number, map, i)), el("div", { class: "columns" }, el("div", { class: "column" }, requestsNode(number, core)), side));
   }
 
   function figuresNode(core) {

@@ -1,14 +1,15 @@
 // Conversations and completions: the log, the composer, and what runs.
 import { answerView } from "./answer.js";
-import { events, keyOf, urlOf } from "./api.js";
+import { askJson, events, keyOf, urlOf } from "./api.js";
 import { button, byId, el, keepFocus, onceAFrame } from "./dom.js";
 import { pictures, promptOf, promptView, startImages } from "./images.js";
-import { applyChunk, curlOf, emptyVersion, requestOf } from "./protocol.js";
+import { applyChunk, curlOf, emptyVersion, heldBecause, requestOf } from "./protocol.js";
 import { startTokenCard } from "./tokens.js";
 
 /** Return the property by which a button of a turn keeps the focus when the log is made anew. */
 const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
 const KEPT = "octavo-conversations-1"; // another number where turns get other fields
+const HELD_MS = 1000; // after so long without a token, and then as often, it is asked whether the engine is paused
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
 /** Return the conversations of this tab, which outlive a reload of the page. */
@@ -21,6 +22,13 @@ function keptConversations() {
     sessionStorage.setItem(KEPT, JSON.stringify(kept));
   });
   return kept;
+}
+
+/** Return why a request waits where no engine core computes, else "". */
+async function whyHeld() {
+  const { engines } = await askJson("health").catch(() => ({ engines: [] }));
+  const isHeld = engines.length > 0 && engines.every((each) => each.is_paused || each.is_sleeping);
+  return isHeld ? heldBecause(true, engines.some((each) => each.is_sleeping)) : "";
 }
 
 /** Start the view. `settings` is what makeSettings returns, `modelOf` returns the chosen model. */
@@ -197,6 +205,11 @@ export function startPlayground(settings, modelOf) {
     setRunning(true);
     render(turn);
     const draw = onceAFrame(renderRunning);
+    const asking = setInterval(async () => {
+      if (first.firstAt != null) return clearInterval(asking);
+      first.held = await whyHeld();
+      draw();
+    }, HELD_MS);
     try {
       const body = { ...request.body, return_timings: true };
       for await (const chunk of events(request.path, { body, signal: own.abort.signal })) {
@@ -214,6 +227,7 @@ export function startPlayground(settings, modelOf) {
         say("failed", true);
       } else if (!running) say("stopped");
     }
+    clearInterval(asking);
     for (const version of versions) Object.assign(version, { model, endedAt: performance.now() });
     byId("announcement").textContent = `${NAMES.assistant}: ${first.text}`;
     turn.versions.push(...versions.slice(1));

@@ -176,3 +176,9 @@ export function summaryOf({ model, error, finish, usage, startedAt, firstAt, end
   if (speed) parts.push(`${speed.toFixed(1)} tokens/s`);
   return [...parts, finish ? `ended by ${finish}` : error ? "failed" : "stopped"].join(" · ");
 }
+
+/** Return why no request of an engine goes on, "" where requests do. */
+export function heldBecause(isPaused, isSleeping) {
+  if (isSleeping) return "The engine sleeps, without weights and KV cache: requests wait until POST /wake_up.";
+  return isPaused ? "Generation is paused: requests wait until POST /resume." : "";
+}

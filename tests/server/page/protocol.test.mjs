@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import {
-  applyChunk, curlOf, EventReader, formFields, messagesOf, parametersOf, parameterValue, percent, requestOf, summaryOf, surprise,
+  applyChunk, curlOf, EventReader, formFields, heldBecause, messagesOf, parametersOf, parameterValue, percent, requestOf, summaryOf, surprise,
 } from "../../../octavo/server/page/protocol.js";
 
 const chat = (delta, more = {}) => ({ choices: [{ index: 0, delta, ...more }] });
@@ -111,4 +111,10 @@ test("numbers are readable", () => {
   const version = { finish: "stop", usage, startedAt: 0, firstAt: 500, endedAt: 501 };
   assert.equal(summaryOf(version), "4 prompt + 11 output tokens · 2 from the cache · first after 500 ms · 10.0 tokens/s · ended by stop");
   assert.equal(summaryOf({ startedAt: 0 }), "");
+});
+
+test("a pause and a sleep are named with what ends them", () => {
+  assert.equal(heldBecause(0, 0), "");
+  assert.match(heldBecause(1, 0), /paused.*POST \/resume/);
+  assert.match(heldBecause(1, 1), /sleeps.*POST \/wake_up/);
 });

@@ -212,6 +212,23 @@ def test_waiting_is_shown_and_the_whole_answer_is_announced_once(page: Browser, 
     assert page.run(announced) == f"Model: {page.run(f'{LAST}.querySelector(`.text`).textContent')}"
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "end"), [("paused", ("keep", False), "/resume"), ("sleeps", True, "/wake_up")]
+)
+def test_an_answer_that_waits_for_the_end_of_a_pause_says_so(
+    page: Browser, server: Served, attribute: str, value: object, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.llm.hold_after = 0
+    monkeypatch.setattr(server.llm, attribute, value)
+    send(page, "hello")
+    page.wait(f"{LAST}?.querySelector('.waiting')?.textContent.endsWith('requests wait until POST {end}.')")
+    monkeypatch.undo()
+    page.wait(f"{LAST}?.querySelector('.waiting')?.textContent === 'waiting for the first token…'")
+    page.press("Escape")
+    page.wait(f"{SUMMARY}?.includes('stopped')")
+    server.llm.hold_after = 10**9
+
+
 def test_esc_closes_the_settings_of_a_narrow_screen_and_stops_nothing(page: Browser, server: Served) -> None:
     server.llm.hold_after = 5
     page.size(390, 800, phone=True)
@@ -451,3 +468,15 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: C
     browser.press("Enter")
     browser.wait("document.querySelector('#engine canvas')")
     browser.run("sessionStorage.clear()")
+
+
+def test_the_view_of_the_engine_says_that_it_is_paused(browser: Browser, start: Callable[..., ServedEngine]) -> None:
+    server = start("")
+    browser.open(f"{server.url}/#engine")
+    browser.wait("document.querySelector('#engine .figures') !== null")
+    assert browser.run("document.querySelector('#engine .paused') === null")
+    assert server.ask("", "/pause", b"").status == 200
+    shown = browser.wait("document.querySelector('#engine .paused')?.textContent")
+    assert shown == "Generation is paused: requests wait until POST /resume."
+    assert server.ask("", "/resume", b"").status == 200
+    browser.wait("document.querySelector('#engine .paused') === null")
