@@ -47,36 +47,29 @@ MAX_DEPTH: Final = 16
 _WORDS = "each is looked for after every token"
 _STEP = "every step reads it"
 _LABEL = "it is a label"
-_PATH = "it is a path"
 _IGNORED = "it has no effect"
 _TEMPLATE = "chat templates read it"
 _PROMPTS = "the prompts of a request are tokenised and queued together"
 _FORM = FieldLimits("it is compiled", entries=16_384, chars=1 << 20, total_chars=1 << 20, values=65_536, depth=64)
-_PATTERN = FieldLimits("it is compiled", chars=65_536)
 _TEXTS = FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, total_chars=MAX_REQUEST_CHARS)
 
-REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
-    "prompt": _TEXTS,
+_LIMITS: Final = {
+    "prompt texts queries text_1 text_2 data_1 data_2 items": _TEXTS,
     "prompt_embeds": FieldLimits(_PROMPTS, entries=MAX_PROMPTS),
-    "suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
-    "input_prefix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
-    "input_suffix": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "suffix input_prefix input_suffix query": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "input_extra": FieldLimits(
         _PROMPTS, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
     "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
     "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
     "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),
-    "messages[].refusal": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
-    "messages[].reasoning_content": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
-    "messages[].reasoning": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
+    "messages[].refusal messages[].reasoning_content messages[].reasoning instructions": FieldLimits(
+        _TEMPLATE, chars=MAX_PROMPT_CHARS
+    ),
     "messages[].tool_calls": FieldLimits(_TEMPLATE, entries=256),
     "messages[].tool_calls[].function.arguments": FieldLimits(
         _TEMPLATE, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536, depth=64
     ),
-    "messages[].name": FieldLimits(_LABEL, chars=256),
-    "messages[].tool_call_id": FieldLimits(_LABEL, chars=256),
-    "messages[].annotations": FieldLimits(_IGNORED, chars=65_536, total_chars=65_536, values=1024),
     "tools": FieldLimits(
         "they are rendered, and their schemas are compiled",
         entries=512,
@@ -88,79 +81,52 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "tools[].function.name": FieldLimits("it is part of a grammar", chars=128),
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
-    "texts": _TEXTS,
-    "query": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
-    "queries": _TEXTS,
-    "text_1": _TEXTS,
-    "text_2": _TEXTS,
-    "data_1": _TEXTS,
-    "data_2": _TEXTS,
-    "items": _TEXTS,
-    "prompt_name": FieldLimits(_LABEL, chars=256),
-    "input_type": FieldLimits(_LABEL, chars=256),
     "instruction": FieldLimits("it is part of every pair", chars=65_536),
     "embedding_types": FieldLimits("each is made of every vector", entries=2),
     "documents": FieldLimits(
         _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
-    "reasoning_effort": FieldLimits("it is one word", chars=16),
-    "verbosity": FieldLimits("it is one word", chars=16),
+    "reasoning_effort verbosity language early_stopping": FieldLimits("it is one word", chars=16),
     "prediction": FieldLimits("it is tokenised", chars=1 << 20, total_chars=1 << 20, values=4096),
-    "stop": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
+    "stop stop_sequences": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
     "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),
-    "stop_token_ids": FieldLimits(_STEP, entries=1024),
-    "logit_bias": FieldLimits(_STEP, entries=1024),
+    "stop_token_ids logit_bias": FieldLimits(_STEP, entries=1024),
     "allowed_token_ids": FieldLimits(_STEP, entries=16_384),
     "logprob_token_ids": FieldLimits(_STEP, entries=128),
     "repetition_detection": FieldLimits("it has three numbers", chars=64, values=64),
-    "structured_outputs": _FORM,
-    "response_format": _FORM,
-    "guided_json": _FORM,
-    "guided_choice": _FORM,
-    "guided_regex": _PATTERN,
-    "guided_grammar": _PATTERN,
-    "structured_outputs.regex": _PATTERN,
+    "structured_outputs response_format guided_json guided_choice": _FORM,
+    "guided_regex guided_grammar structured_outputs.regex": FieldLimits("it is compiled", chars=65_536),
     "structured_outputs.grammar": FieldLimits("it is compiled", chars=1 << 20),
     "structured_outputs.triggers": FieldLimits(_WORDS, entries=16, chars=128),
-    "structured_outputs.reasoning_begin": FieldLimits(_WORDS, chars=128),
-    "structured_outputs.reasoning_end": FieldLimits(_WORDS, chars=128),
+    "structured_outputs.reasoning_begin structured_outputs.reasoning_end": FieldLimits(_WORDS, chars=128),
     "model": FieldLimits(_LABEL, chars=1024),
-    "lora_name": FieldLimits(_LABEL, chars=256),
-    "lora_path": FieldLimits(_PATH, chars=4096),
-    "model_path": FieldLimits(_PATH, chars=4096),
-    "language": FieldLimits("it is one word", chars=16),
+    "messages[].name messages[].tool_call_id user tenant lora_name prompt_name input_type": FieldLimits(
+        _LABEL, chars=256
+    ),
+    "lora_path model_path": FieldLimits("it is a path", chars=4096),
     "timestamp_granularities": FieldLimits("there are two", entries=2),
-    "user": FieldLimits(_LABEL, chars=256),
-    "tenant": FieldLimits(_LABEL, chars=256),
     "cache_salt": FieldLimits("it becomes part of the names of cached blocks", chars=1024),
     "request_id": FieldLimits("it travels in a header", chars=128),
-    "early_stopping": FieldLimits("it is one word", chars=16),
     "input": FieldLimits(_TEMPLATE, entries=8192),
-    "instructions": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
     "system": FieldLimits(_TEMPLATE, entries=4096, chars=MAX_PROMPT_CHARS),
-    "stop_sequences": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
-    "include": FieldLimits(_IGNORED, entries=64, chars=256),
     "tool_choice": FieldLimits(_TEMPLATE, chars=1024, total_chars=65_536, values=4096),
-    "client_metadata": FieldLimits(_IGNORED, chars=4096, total_chars=65_536, values=1024),
-    "prompt_cache_options": FieldLimits(_IGNORED, chars=256, values=64),
-    "cache_control": FieldLimits(_IGNORED, chars=256, values=64),
-    "thread": FieldLimits(_IGNORED, chars=256, values=64),
-    "context_management": FieldLimits(_IGNORED, chars=1024, total_chars=65_536, values=1024),
-    "speed": FieldLimits(_IGNORED, chars=256),
-    "inference_geo": FieldLimits(_IGNORED, chars=256),
-    "user_profile_id": FieldLimits(_IGNORED, chars=256),
-    "workspace_id": FieldLimits(_IGNORED, chars=256),
-    "metadata": FieldLimits(_IGNORED, entries=16, chars=512, values=64),
-    "messages[].cache_control": FieldLimits(_IGNORED, chars=256, values=64),
-    "messages[].provider_specific_fields": FieldLimits(_IGNORED, chars=65_536, total_chars=65_536, values=1024),
-    "samplers": FieldLimits(_IGNORED, entries=64, chars=256),
     "response_fields": FieldLimits("each is looked up in the answer", entries=64, chars=256),
-    "guided_decoding_backend": FieldLimits(_IGNORED, chars=256),
-    "service_tier": FieldLimits(_IGNORED, chars=256),
-    "safety_identifier": FieldLimits(_IGNORED, chars=256),
-    "session_id": FieldLimits(_IGNORED, chars=256),
-    "prompt_cache_key": FieldLimits(_IGNORED, chars=256),
-    "prompt_cache_retention": FieldLimits(_IGNORED, chars=256),
+    "include samplers": FieldLimits(_IGNORED, entries=64, chars=256),
+    "client_metadata": FieldLimits(_IGNORED, chars=4096, total_chars=65_536, values=1024),
+    "context_management": FieldLimits(_IGNORED, chars=1024, total_chars=65_536, values=1024),
+    "metadata": FieldLimits(_IGNORED, entries=16, chars=512, values=64),
+    "messages[].annotations messages[].provider_specific_fields": FieldLimits(
+        _IGNORED, chars=65_536, total_chars=65_536, values=1024
+    ),
+    "cache_control messages[].cache_control prompt_cache_options thread": FieldLimits(_IGNORED, chars=256, values=64),
+    (
+        "speed inference_geo user_profile_id workspace_id guided_decoding_backend service_tier "
+        "safety_identifier session_id prompt_cache_key prompt_cache_retention"
+    ): FieldLimits(_IGNORED, chars=256),
+}
+"""By fields that have the same limits, with spaces between them."""
+REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
+    name: limits for names, limits in _LIMITS.items() for name in names.split()
 }
 """Limits by field; `[]` stands for every entry of a list. A prompt of token ids is limited by the context."""
 
