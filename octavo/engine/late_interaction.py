@@ -30,20 +30,19 @@ class LatePrompts:
         found = {tokenizer.token_id(word) for word in config.skipped}
         self._skipped = found - {None, tokenizer.token_id(special.get("unk_token"))}
 
-    def query(self, text: str, num_kept: int | None = None) -> Prompt:
-        """Return a query, cut to its length in tokens or to `num_kept`, and filled up. Raises InvalidRequest."""
+    def query(self, text: str) -> Prompt:
+        """Return a query, cut to its length in tokens and filled up. Raises InvalidRequest."""
         config = self._config
-        token_ids = self._written(text, config.query_prefix, config.query_length, num_kept)
+        token_ids = self._written(text, config.query_prefix, config.query_length)
         num_added = max(0, min(config.expanded_length, self._longest) - len(token_ids))
         if self._expansion is None or not num_added:
             return Prompt(token_ids=token_ids)
         num_unseen = 0 if config.is_expansion_seen else num_added
         return Prompt(token_ids=[*token_ids, *[self._expansion] * num_added], num_unseen=num_unseen)
 
-    def document(self, text: str, num_kept: int | None = None) -> Prompt:
-        """Return a document, cut to its length in tokens or to `num_kept`. Raises InvalidRequest."""
-        config = self._config
-        return Prompt(token_ids=self._written(text, config.document_prefix, config.document_length, num_kept))
+    def document(self, text: str) -> Prompt:
+        """Return a document, cut to its length in tokens. Raises InvalidRequest."""
+        return Prompt(token_ids=self._written(text, self._config.document_prefix, self._config.document_length))
 
     def score(self, query: NDArray[np.float32], document: NDArray[np.float32], document_ids: Sequence[int]) -> float:
         """Return the sum over query vectors [tokens, size] of the largest product with one of the document's.
@@ -55,10 +54,9 @@ class LatePrompts:
             return 0.0
         return float((query @ document[counts].T).max(axis=1).sum())
 
-    def _written(self, text: str, prefix: str, length: int | None, num_kept: int | None) -> list[int]:
+    def _written(self, text: str, prefix: str, length: int | None) -> list[int]:
         """Return the token ids of a text behind a prefix: a token in the second place, or text where it is none."""
-        limits = [each for each in (length, num_kept) if each is not None and each > 0]
-        most = min([self._longest, *limits]) if limits or num_kept is not None else None
+        most = None if length is None else min(self._longest, length)
         mark = self._tokenizer.token_id(prefix)
         mark = self._tokenizer.token_id(prefix.strip()) if mark is None else mark
         checked_text(text, "prompt")

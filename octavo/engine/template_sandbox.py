@@ -303,10 +303,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _written(self, value: Any) -> Any:
         """Charge and return what `{{ value }}` writes."""
-        if not isinstance(value, str):
-            self.budget.take(self._written_size(value))
-        else:
-            self.budget.take(len(value))
+        self.budget.take(self._text_size(value))
         return value
 
     def _text(self, value: Any) -> str:
