@@ -46,7 +46,7 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
             listener.listen()
             _announce(args, listener)
             (identity, *_) = core.executor.call("identity")
-            link.serve(core, inbox, listener, config.scheduler.max_num_batched_tokens, identity)
+            link.serve(core, inbox, listener, identity)
 
         return build_and_serve(partial(build_core, config), serve, link.report)
 

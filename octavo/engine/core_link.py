@@ -88,12 +88,7 @@ class CoreLink:
         """The front that has the core, from its admission until its requests have ended."""
 
     def serve(
-        self,
-        core: EngineCore,
-        inbox: Inbox,
-        listener: socket.socket,
-        max_tokens_per_step: int = 0,
-        build: dict[str, str] | None = None,
+        self, core: EngineCore, inbox: Inbox, listener: socket.socket, build: dict[str, str] | None = None
     ) -> None:
         """Serve the fronts that come to a listener until `stop`. Raises what the core raises.
 
@@ -101,7 +96,7 @@ class CoreLink:
         """
         if build is not None:
             self._hello = msgspec.structs.replace(self._hello, build=build)
-        server = CoreServer(core, self.send, max_tokens_per_step, inbox)
+        server = CoreServer(core, self.send, inbox)
         core.announce = self.send
         self._inbox, self._listener = inbox, listener
         self._greetings.begin(listener, partial(self._serve_front, server, core), "octavo-front")

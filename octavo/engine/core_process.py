@@ -71,8 +71,6 @@ _OBJECTS_UNTIL_COLLECTION: Final = 10_000
 """New objects after which the garbage collector searches those: 2 ms."""
 _COLLECTIONS_UNTIL_LARGER_ONE: Final = 1_000
 """Such searches after which it searches the objects that are left of all of them."""
-_UNMEASURED_S_PER_TOKEN: Final = 0.05
-"""Assumed of a core that has measured nothing yet: slower than any device of use."""
 
 
 Message = ToCore | CoreFailed | Wake | Callable[[], None]
@@ -85,12 +83,9 @@ run between steps."""
 class CoreServer:
     """A core and what it works at. `send` sends a message to the front, from any thread."""
 
-    def __init__(
-        self, core: EngineCore, send: Callable[[FromCore], None], max_tokens_per_step: int, inbox: Inbox
-    ) -> None:
+    def __init__(self, core: EngineCore, send: Callable[[FromCore], None], inbox: Inbox) -> None:
         self._core = core
         self.send = send
-        self._max_tokens_per_step = max_tokens_per_step
         self._inbox = inbox
         self._began_at: float | None = None
         """Since when the core works on messages and a step, on the monotonic clock; None while it waits."""
@@ -186,7 +181,7 @@ class CoreServer:
 
     def _overdue(self) -> str | None:
         """Return why the step in progress counts as hung; None when it does not."""
-        step_s = longest_step_s(self._max_tokens_per_step, self._core.tokens_per_s())
+        step_s = self._core.longest_step_s()
         began_at = self._began_at
         busy_s = 0.0 if began_at is None else time.monotonic() - began_at
         if busy_s <= HUNG_AFTER_S + HUNG_FACTOR * step_s:
@@ -197,12 +192,7 @@ class CoreServer:
 
 
 def serve_core(
-    core: EngineCore,
-    connection: socket.socket,
-    max_tokens_per_step: int = 0,
-    inbox: Inbox | None = None,
-    *,
-    announces: bool = False,
+    core: EngineCore, connection: socket.socket, inbox: Inbox | None = None, *, announces: bool = False
 ) -> None:
     """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises.
 
@@ -222,7 +212,7 @@ def serve_core(
         finally:
             inbox.put(Shutdown())
 
-    server = CoreServer(core, send, max_tokens_per_step, inbox)
+    server = CoreServer(core, send, inbox)
     if announces:
         core.announce = send
     try:
@@ -231,11 +221,6 @@ def serve_core(
         server.run()
     except (BrokenPipeError, ConnectionResetError):
         return  # the front has gone; its last messages do not matter
-
-
-def longest_step_s(max_num_tokens: int, tokens_per_s: float | None) -> float:
-    """Return the seconds of a step with as many tokens as a step may have. tokens_per_s: None before one is known."""
-    return max_num_tokens * (1 / tokens_per_s if tokens_per_s else _UNMEASURED_S_PER_TOKEN)
 
 
 def main() -> int:
@@ -253,11 +238,10 @@ def main() -> int:
         lifeline = [connection.fileno()], 1, ORPHAN_S
         threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
         run_on(config.replicas.cpus)
-        max_tokens, announces = config.scheduler.max_num_batched_tokens, config.announces_requests
 
         def serve(core: EngineCore, inbox: Inbox) -> None:
             collect_rarely()
-            serve_core(core, connection, max_tokens, inbox, announces=announces)
+            serve_core(core, connection, inbox, announces=config.announces_requests)
 
         return build_and_serve(partial(build_core, config), serve, partial(report_failure, connection))
 

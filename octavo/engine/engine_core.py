@@ -42,6 +42,8 @@ from octavo.speculation.speculation import Speculation
 
 _LAST_SAVES_S: Final = 5.0
 """How long the end of an engine may wait for blocks that are being saved."""
+_UNMEASURED_TOKENS_PER_S: Final = 20.0
+"""Assumed of a core that has measured nothing yet: slower than any device of use."""
 
 
 class EngineCore:
@@ -265,9 +267,10 @@ class EngineCore:
             self.time_steps(False)
         self.scheduler.restart(because, self.clock())
 
-    def tokens_per_s(self) -> float | None:
-        """Return the prompt tokens per second as measured or given; None before the first measurement."""
-        return self.scheduler.rates.known_prefill_tokens_per_s
+    def longest_step_s(self) -> float:
+        """Return the seconds of a step with as many tokens as it may have, at the speed that is measured or given."""
+        tokens_per_s = self.scheduler.rates.known_prefill_tokens_per_s or _UNMEASURED_TOKENS_PER_S
+        return self.scheduler.config.max_num_batched_tokens / tokens_per_s
 
     def stats(self) -> SchedulerStats:
         """Return the statistics as they are now."""

@@ -18,6 +18,7 @@ from octavo.engine import core_health, core_process
 from octavo.engine.core_health import CoreHealth
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from tests.fakes.core import ScriptedCore
+from tests.fakes.engine import make_core
 from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
@@ -128,5 +129,6 @@ async def test_dead_core_is_dead_and_not_hung() -> None:
 
 
 def test_longest_step_goes_by_the_measured_rate_and_is_generous_before_there_is_one() -> None:
-    assert core_process.longest_step_s(2048, 512.0) == 4.0
-    assert core_process.longest_step_s(2048, None) > 100
+    measured = make_core(prefill_tokens_per_s=512.0, max_num_batched_tokens=2048)
+    assert measured.longest_step_s() == 4.0
+    assert make_core(max_num_batched_tokens=2048).longest_step_s() > 100

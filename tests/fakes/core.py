@@ -125,8 +125,8 @@ class ScriptedCore:
             num_running=len(self._running), num_steps=self.num_steps, num_generated_tokens=self.num_generated_tokens
         )
 
-    def tokens_per_s(self) -> float | None:
-        return None
+    def longest_step_s(self) -> float:
+        return 0.0
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method != "reset_prefix_cache":
