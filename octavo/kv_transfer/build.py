@@ -6,12 +6,14 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.authentication import read_secret
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store
+from octavo.kv_transfer.host_folder import HostFolder
 from octavo.kv_transfer.messages import PeerHello, TierFolder
 from octavo.kv_transfer.peer_link import listen
 from octavo.kv_transfer.peer_server import PeerServer
@@ -60,7 +62,9 @@ def make_connector(
         )
         if gives:
             listener, address = listen(transfer.kv_host, transfer.kv_port, f"control-{epoch.hex()[:16]}")
-            sources.append(PeerServer(listener, secret, hello, block_manager, transfer.kv_lease_s, wake))
+            # of a server that is killed, the last core removes the folder; a folder of a user's is not removed
+            folder = HostFolder(Path(transfer.kv_host)) if transfer.secret else None
+            sources.append(PeerServer(listener, secret, hello, block_manager, transfer.kv_lease_s, wake, folder))
         else:
             sources.append(PeerSource(secret, hello, transfer.kv_lease_s, wake))
     if transfer.kv_disk is not None or transfer.kv_host_size is not None:

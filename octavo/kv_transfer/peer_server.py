@@ -20,6 +20,7 @@ from octavo.errors import OctavoError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_cache.group_cache import fewest_blocks
+from octavo.kv_transfer.host_folder import HostFolder
 from octavo.kv_transfer.messages import (
     PeerHello,
     PeerMessage,
@@ -78,8 +79,11 @@ class PeerServer(PrefixSource):
         block_manager: BlockManager,
         lease_s: float,
         wake: Callable[[], None],
+        folder: HostFolder | None = None,
     ) -> None:
-        """lease_s: how long the transfers of an engine last when nothing is heard of it."""
+        """lease_s: how long the transfers of an engine last when nothing is heard of it. folder: that of the socket,
+        where the server of this engine has made it."""
+        self._folder = folder
         self._listener = listener
         self._secret = secret
         self._hello = hello
@@ -259,3 +263,5 @@ class PeerServer(PrefixSource):
         self._listener.close()
         for link in list(self._links):
             link.close()
+        if self._folder is not None:
+            self._folder.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -118,4 +119,35 @@ def test_no_core_or_rank_outlives_its_front() -> None:
     deadline = time.monotonic() + 200
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "a process has outlived its front"
+        time.sleep(0.05)
+
+
+SPLIT = """
+import asyncio
+from octavo import AsyncLLM, EngineArgs
+
+async def main():
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=256, threads=1, prefill=1, decode=1))
+    print("started", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_cores_of_a_killed_split_server_remove_its_folder() -> None:
+    with tempfile.TemporaryDirectory(prefix="o") as name:  # pytest's is too long for sockets
+        check_that_no_folder_stays(Path(name))
+
+
+def check_that_no_folder_stays(parent: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(parent)}
+    with subprocess.Popen([sys.executable, "-c", SPLIT], stdout=subprocess.PIPE, env=environment) as front:
+        assert front.stdout is not None
+        front.stdout.readline()
+        (folder,) = parent.glob("octavo-split-*")
+        front.kill()
+    deadline = time.monotonic() + 200
+    while folder.exists():
+        assert time.monotonic() < deadline, "the folder has outlived its server"
         time.sleep(0.05)
