@@ -51,6 +51,7 @@ class AfmoeForCausalLM(GatedDecoder):
         "post_attention_layernorm": "pre_mlp_layernorm",
         "mlp_output_norm": "post_mlp_layernorm",
     }
+    REPLACED = {".mlp.router.gate.": ".mlp.gate."}
     EXPECTED = fields(score_func="sigmoid", n_group=1)
     FIELDS = fields(
         mixture=Read(_of_routes),
@@ -68,9 +69,6 @@ class AfmoeForCausalLM(GatedDecoder):
         layer=SandwichLayer,
         turns_all=False,
     )
-
-    def own_name(self, name: str) -> str:
-        return name.replace(".mlp.router.gate.", ".mlp.gate.")
 
 
 def _of_softmax(c: Checkpoint) -> Mixture:
@@ -221,6 +219,7 @@ class HYV3ForCausalLM(GatedDecoder):
     """Hy3: Qwen3's attention, and mixtures chosen by corrected sigmoids. Source: Tencent's releases."""
 
     RENAMED = {"shared_experts": "shared_mlp"}
+    REPLACED = {".mlp.router.gate.": ".mlp.gate."}
     FIELDS = fields(
         mixture=Read(_scaled_sigmoids),
         norm_eps=EPS,
@@ -229,7 +228,6 @@ class HYV3ForCausalLM(GatedDecoder):
         mlp_bias=MLP_BIAS,
         sparse=Read(sparse_by_kind, 1),
     )
-    own_name = AfmoeForCausalLM.own_name
 
 
 def _corrected_logits(c: Checkpoint) -> Mixture:
@@ -246,6 +244,7 @@ class Kolibri1ForCausalLM(GatedDecoder):
     """
 
     RENAMED = {"attention_output_norm": "post_attn_norm", "mlp_output_norm": "post_ffn_norm"}
+    REPLACED = {".moe.router.expert_bias": ".mlp.gate.expert_bias"}
     FIELDS = fields(
         windows=Read(windows_by_kind, 513),
         mixture=Read(_corrected_logits),
@@ -255,9 +254,6 @@ class Kolibri1ForCausalLM(GatedDecoder):
         layer=SandwichLayer,
         turns_all=False,
     )
-
-    def own_name(self, name: str) -> str:
-        return name.replace(".moe.router.expert_bias", ".mlp.gate.expert_bias")
 
 
 def _rotary_share(c: Checkpoint) -> float:

@@ -40,12 +40,14 @@ class DecoderStack(nn.Module):
 
     The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
     names of the decoder, and that `RENAMED` maps names of modules, wherever they are, to their names there; a module
-    whose name there is empty leaves no trace. Tensors that match a pattern of `IGNORED` (a regular expression for the
-    whole name, without prefix) are known and not needed.
+    whose name there is empty leaves no trace. `REPLACED` has parts of stored names with what stands in their place
+    here, in the order in which they are replaced. Tensors that match a pattern of `IGNORED` (a regular expression for
+    the whole name, without prefix) are known and not needed.
     """
 
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
     RENAMED: ClassVar[Mapping[str, str]] = {}
+    REPLACED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
     INCOMPLETE: ClassVar[str] = "the checkpoint is incomplete or its config.json belongs to another: download it again"
     """What is said of a checkpoint that lacks tensors."""
@@ -238,6 +240,8 @@ class DecoderStack(nn.Module):
 
     def own_name(self, name: str) -> str:
         """Return the name of a stored tensor in this class, where checkpoints have another."""
+        for stored, own in self.REPLACED.items():
+            name = name.replace(stored, own)
         return name
 
     def owns(self, name: str) -> bool:

@@ -249,6 +249,14 @@ class HYV4ForCausalLM(StreamsDecoder):
     Source: https://huggingface.co/tencent/Hy4-preview.
     """
 
+    REPLACED = {
+        "hc_pre.hc_": "hc_",
+        ".learnable_sink_param": ".sinks",
+        ".linear_gate": ".gate_proj",
+        ".hc_attn_layer.hc_": ".attn_hc.",
+        ".hc_mlp_layer.hc_": ".ffn_hc.",
+        "hc_head.hc_head_": "hc_head.hc_",
+    }
     IGNORED = (*StreamsDecoder.IGNORED, r"mtp_layers\..*")
 
     @classmethod
@@ -280,15 +288,3 @@ class HYV4ForCausalLM(StreamsDecoder):
     def __init__(self, c: HYV4Config, mesh: Mesh) -> None:
         _check_first(c, mesh)
         super().__init__(c, mesh, lambda layer: GatedIndexedBlock(c, mesh, layer), head=HyperHead)
-
-    def own_name(self, name: str) -> str:
-        for stored, own in (
-            ("hc_pre.hc_", "hc_"),
-            (".learnable_sink_param", ".sinks"),
-            (".linear_gate", ".gate_proj"),
-            (".hc_attn_layer.hc_", ".attn_hc."),
-            (".hc_mlp_layer.hc_", ".ffn_hc."),
-            ("hc_head.hc_head_", "hc_head.hc_"),
-        ):
-            name = name.replace(stored, own)
-        return name

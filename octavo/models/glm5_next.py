@@ -117,6 +117,8 @@ class PoolBlock(LatentBlock):
 class Glm5NextForConditionalGeneration(StreamsDecoder):
     """The text model."""
 
+    REPLACED = {".hc_attn_": ".attn_hc.", ".hc_ffn_": ".ffn_hc.", ".self_attn.forget_gate.": ".self_attn."}
+
     @classmethod
     def read(cls, c: Checkpoint) -> Glm5NextConfig:
         c.expect("index_kpool_always_select_tail", True)
@@ -152,9 +154,7 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
         super().__init__(c, mesh, lambda layer: mixer(c, mesh, layer), head=MeanOfStreams)
 
     def own_name(self, name: str) -> str:
-        for block in ("attn", "ffn"):
-            name = name.replace(f".hc_{block}_", f".{block}_hc.")
-        name = name.replace(".self_attn.forget_gate.", ".self_attn.")
+        name = super().own_name(name)
         return f"{name}.weight" if name.endswith(".index_kpool_compress_gate") else name
 
 

@@ -41,6 +41,8 @@ class KimiLinearForCausalLM(HybridDecoder):
 
     RECURRENT_NAME = "self_attn"
     RENAMED = {}
+    # adapters have transformers' names of modules, which are not those of its checkpoints
+    REPLACED = {".block_sparse_moe.": ".mlp.", ".self_attn.forget_gate.": ".self_attn."}
 
     @classmethod
     def read(cls, c: Checkpoint) -> KimiLinearConfig:
@@ -61,10 +63,6 @@ class KimiLinearForCausalLM(HybridDecoder):
             attention=lambda c, mesh, layer: LatentBlock(c, mesh),
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes)),
         )
-
-    def own_name(self, name: str) -> str:
-        # adapters have transformers' names of modules, which are not those of its checkpoints
-        return name.replace(".block_sparse_moe.", ".mlp.").replace(".self_attn.forget_gate.", ".self_attn.")
 
 
 class HeadGatedLatentBlock(LatentBlock):
@@ -92,6 +90,13 @@ class BailingHybridForCausalLM(HybridDecoder):
 
     RECURRENT_NAME = "self_attn"
     RENAMED = {}
+    REPLACED = {
+        ".word_embeddings.": ".embed_tokens.",
+        ".attention.": ".self_attn.",
+        ".dense.": ".o_proj.",
+        ".forget_gate.": ".",
+        ".mlp.gate.expert_bias": ".mlp.gate.e_score_correction_bias",
+    }
 
     @classmethod
     def read(cls, c: Checkpoint) -> KimiLinearConfig:
@@ -117,14 +122,6 @@ class BailingHybridForCausalLM(HybridDecoder):
             attention=lambda c, mesh, layer: HeadGatedLatentBlock(c, mesh),
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, is_low_rank=False),
         )
-
-    def own_name(self, name: str) -> str:
-        for stored, own in (
-            *((".word_embeddings.", ".embed_tokens."), (".attention.", ".self_attn."), (".dense.", ".o_proj.")),
-            *((".forget_gate.", "."), (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias")),
-        ):
-            name = name.replace(stored, own)
-        return name
 
 
 def _default_kinds(c: Checkpoint) -> list[str]:

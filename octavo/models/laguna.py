@@ -31,6 +31,11 @@ class LagunaConfig(DecoderConfig):
 class LagunaForCausalLM(GatedDecoder):
     """Laguna XS, S and M."""
 
+    REPLACED = {
+        ".mlp.experts.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
+        ".mlp.shared_expert.": ".mlp.shared_experts.",
+    }
+
     @classmethod
     def read(cls, c: Checkpoint) -> LagunaConfig:
         c.refuse(
@@ -72,14 +77,6 @@ class LagunaForCausalLM(GatedDecoder):
 
     def __init__(self, c: LagunaConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda layer: RotaryAttention(replace(c, heads=c.heads_of(layer)), mesh, layer))
-
-    def own_name(self, name: str) -> str:
-        for stored, own in (
-            (".mlp.experts.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
-            (".mlp.shared_expert.", ".mlp.shared_experts."),
-        ):
-            name = name.replace(stored, own)
-        return name
 
 
 def _query_heads(c: Checkpoint) -> tuple[int, ...]:

@@ -321,10 +321,8 @@ class Phi4MMForCausalLM(Phi3ForCausalLM):
     """
 
     READER: ClassVar = ("phi4_encoder", "Phi4Reader")
+    REPLACED = {".base_layer.": "."}
     IGNORED = (*Phi3ForCausalLM.IGNORED, r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight")
-
-    def own_name(self, name: str) -> str:
-        return name.replace(".base_layer.", ".")
 
 
 Phi4MultimodalForCausalLM = Phi4MMForCausalLM

@@ -98,6 +98,8 @@ class Attention(nn.Module):
 class MiMoV2FlashForCausalLM(GatedDecoder):
     """The whole model. Mixtures are those of DeepSeek V3 without shared experts."""
 
+    REPLACED = {".attention_sink_bias": ".sinks"}
+
     @classmethod
     def read(cls, c: Checkpoint) -> MiMoConfig:
         c.refuse("add_full_attention_sink_bias", "n_shared_experts", because="it is not implemented")
@@ -136,6 +138,3 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
 
     def __init__(self, c: MiMoConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, attention=lambda index: Attention(c, mesh, index))
-
-    def own_name(self, name: str) -> str:
-        return name.replace(".attention_sink_bias", ".sinks")

@@ -80,6 +80,12 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
     norms have an offset of one.
     """
 
+    REPLACED = {
+        ".block_sparse_moe.": ".mlp.",
+        ".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias",
+        ".self_attn.indexer.": ".self_attn.index_",
+    }
+
     @classmethod
     def read(cls, c: Checkpoint) -> MiniMaxM3Config:
         for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias", "use_sparse_attention"):
@@ -126,14 +132,6 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
             return ChoosingAttention(c, mesh) if c.choosing[layer] else RotaryAttention(c, mesh, layer)
 
         super().__init__(c, mesh, attention)
-
-    def own_name(self, name: str) -> str:
-        for stored, own in (
-            *((".block_sparse_moe.", ".mlp."), (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias")),
-            (".self_attn.indexer.", ".self_attn.index_"),
-        ):
-            name = name.replace(stored, own)
-        return name
 
 
 MiniMaxM3SparseForConditionalGeneration = MiniMaxM3VLForCausalLM

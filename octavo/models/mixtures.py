@@ -131,6 +131,7 @@ class FlintForCausalLM(GatedDecoder):
     """
 
     RENAMED = {"shared_experts": "shared_expert"}
+    REPLACED = {".softmax_offset": ".sinks"}
     FIELDS = fields(
         windows=Read(windows_by_kind, 513),
         mixture=Read(read_shared_mixture, norm_topk_prob=True, score="sigmoid", is_shared_gated=False),
@@ -141,9 +142,6 @@ class FlintForCausalLM(GatedDecoder):
         sparse=Read(sparse_layers),
         turns_all=False,
     )
-
-    def own_name(self, name: str) -> str:
-        return name.replace(".softmax_offset", ".sinks")
 
 
 class FlexOlmoForCausalLM(OlmoeForCausalLM):

@@ -119,6 +119,7 @@ class MedusaHead(StateHead):
     """Medusa, in the layout of vLLM's checkpoints: a block and a last layer for each guess."""
 
     PREFIXES = ("medusa_heads.",)
+    REPLACED = {"lm_head.": "lm_heads.0."}
 
     @classmethod
     def read(cls, c: Checkpoint) -> StateHeadConfig:
@@ -137,9 +138,6 @@ class MedusaHead(StateHead):
         self.blocks = _stages(c.most, lambda _: _Block(c))
         num_heads = 1 if c.is_shared else c.most
         self.lm_heads = _stages(num_heads, lambda _: LMHead(c.hidden_size, c.vocab_size, Mesh.single()))
-
-    def own_name(self, name: str) -> str:
-        return name.replace("lm_head.", "lm_heads.0.", 1)
 
     def features(self, stage: int, states: Tensor, token_ids: Tensor) -> Tensor:
         features: Tensor = self.blocks[str(stage)](states)

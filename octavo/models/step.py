@@ -36,6 +36,13 @@ class StepConfig(DecoderConfig):
 class Step3p5ForCausalLM(GatedDecoder):
     """The text model of Step 3.7 Flash, too. Mixtures are those of DeepSeek V3."""
 
+    REPLACED = {
+        ".share_expert.": ".mlp.shared_experts.",
+        ".moe.gate.": ".mlp.gate.",
+        ".moe.router_bias": ".mlp.router_bias",
+        ".moe.": ".mlp.experts.",
+    }
+
     @classmethod
     def read(cls, c: Checkpoint) -> StepConfig:
         for name in (
@@ -98,14 +105,6 @@ class Step3p5ForCausalLM(GatedDecoder):
             return mlp_of(replace(c, mixture=mixture, swiglu_numbers=() if shared is None else (shared,)), mesh, layer)
 
         super().__init__(c, mesh, attention, mlp)
-
-    def own_name(self, name: str) -> str:
-        for stored, own in (
-            *((".share_expert.", ".mlp.shared_experts."), (".moe.gate.", ".mlp.gate.")),
-            *((".moe.router_bias", ".mlp.router_bias"), (".moe.", ".mlp.experts.")),
-        ):
-            name = name.replace(stored, own)
-        return name
 
 
 def _of_layer(limits: Sequence[float | None], layer: int) -> float | None:
