@@ -72,14 +72,17 @@ class LMHead(PreparedLayer):
     """Hidden states [rows, dim] → float32 logits of this rank's tokens, [rows, room], by a table of its own."""
 
     def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, bias: bool = False, num_unstored: int = 0) -> None:
-        """num_unstored: the last of the tokens, of which the table has no rows."""
-        self.mesh, self.dim = mesh, dim
+        """num_unstored: the last of the tokens, of which the table has no rows: their logits are the lowest number."""
+        self.mesh, self.dim, self._has_unstored = mesh, dim, num_unstored > 0
         self.share = VocabularyShare.of(vocab_size - num_unstored, mesh, num_unstored)
         super().__init__(dim, self.share.room, bias=bias, all_outputs=vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, room]."""
-        return self.prepared.in_float32(hidden)
+        logits = self.prepared.in_float32(hidden)
+        if self._has_unstored:
+            logits[:, self.share.length :] = torch.finfo(logits.dtype).min
+        return logits
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table, and the bias where there is one."""

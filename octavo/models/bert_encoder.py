@@ -70,10 +70,10 @@ class Encoder(GatedDecoder):
         return name
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Add the embeddings of types and positions, and normalise the sum."""
+        """Add the embeddings of types to those that are embedded further."""
         if self.embed_types is not None:
             x = self.add_types(x, self.embed_types(self._types(batch)))
-        return self.embed_norm(super().embed(x, batch))
+        return super().embed(x, batch)
 
     def _types(self, batch: ModelInput) -> Tensor:
         if batch.token_types is not None and self.encoder_config.num_types > 1:

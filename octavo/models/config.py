@@ -79,7 +79,11 @@ class DecoderConfig:
     """The row of the first position in the table of learned positions; None where there is no table."""
     embedding_multiplier: float = 1.0
     """The factor of token embeddings."""
+    embedding_norm: Callable[[int, float], Norm] | None = None
+    """Makes the norm of embeddings, from width and eps; None where they have none."""
     logit_multiplier: float = 1.0
+    logit_soft_cap: float | None = None
+    """Logits become `cap * tanh(logit / cap)`."""
     has_head: bool = True
     """Whether there are logits."""
     head_bias: bool = False

@@ -51,13 +51,15 @@ class DecoderStack(nn.Module):
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
     INCOMPLETE: ClassVar[str] = "the checkpoint is incomplete or its config.json belongs to another: download it again"
     """What is said of a checkpoint that lacks tensors."""
-    FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens", "embed_positions")
+    FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens", "embed_positions", "embed_norm")
     """The modules that only the first stage has."""
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head", "score")
     """The modules that only the last stage has."""
 
     replaces_tokens: ClassVar[bool] = False
     """Whether `encode` makes vectors that take the place of those of tokens."""
+    keeps_vectors: ClassVar[bool] = False
+    """Whether such vectors are the layers' input as they are, without the factor and the norm of embeddings."""
 
     carries_residual = True
     """Whether the layers return a residual beside x."""
@@ -92,6 +94,9 @@ class DecoderStack(nn.Module):
         if c.position_offset is not None and self.is_first:
             self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=c.position_offset)
             self.add_positions = addition()
+        self.embed_norm: nn.Module | None = None
+        if c.embedding_norm is not None and self.is_first:
+            self.embed_norm = c.embedding_norm(c.hidden_size, c.norm_eps)
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last and c.has_head else None
@@ -101,6 +106,7 @@ class DecoderStack(nn.Module):
         """Makes scores of labels, [rows, labels], of the pooled hidden states [rows, hidden]."""
         self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)
         self.logit_factor = None if c.logit_multiplier == 1 else Elementwise("scaled", c.logit_multiplier)
+        self.logit_cap = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
         self._noted_layers: tuple[int, ...] = ()
         self._assign_caches(c, mesh)
 
@@ -196,7 +202,11 @@ class DecoderStack(nn.Module):
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""
         if self.embed_positions is not None:
             x = self.add_positions(x, self.embed_positions(batch.positions))
-        return x if self.embedding_factor is None else self.embedding_factor(x)
+        if self.embedding_factor is not None:
+            x = self.embedding_factor(x)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return batch.embeddings.put_into(x) if self.keeps_vectors and batch.embeddings is not None else x
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Make the last hidden states [tokens, hidden] from what the last layer returned."""
@@ -211,7 +221,9 @@ class DecoderStack(nn.Module):
         """
         assert self.lm_head is not None, "only the last stage has the head"
         logits: Tensor = self.lm_head(hidden)
-        return logits if self.logit_factor is None else self.logit_factor(logits)
+        if self.logit_factor is not None:
+            logits = self.logit_factor(logits)
+        return logits if self.logit_cap is None else self.logit_cap(logits)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return what an encoder makes of the arrays of one image or sound, [vectors, width]; nothing else changes it.

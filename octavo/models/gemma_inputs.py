@@ -134,11 +134,11 @@ class SharingDecoder(DecoderStack):
 
     RENAMED = {**BETWEEN_NORMS, "layer_input": ""}
     carries_residual = False
+    keeps_vectors = True
 
     def __init__(self, c: SharingConfig, mesh: Mesh, layer: Callable[[int], nn.Module]) -> None:
         super().__init__(c, mesh, layer)
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
-        self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
         sharing = "|".join(str(layer) for layer in range(c.num_layers) if c.writer_of(layer) is not None)
         # checkpoints still hold what such layers had before they shared
         self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
@@ -163,11 +163,6 @@ class SharingDecoder(DecoderStack):
         self.input_factor = RoundedFactor(c.input_size**0.5)
         self.add = addition()
         self.sum_factor = Elementwise("scaled", 2.0**-0.5)
-
-    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Make the embeddings [tokens, hidden]. Vectors of images are not multiplied."""
-        x = super().embed(x, batch)
-        return x if batch.embeddings is None else batch.embeddings.put_into(x)
 
     def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return the embeddings, and those of all layers [tokens, layers · input_size]."""

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
 
-from torch import Tensor
-
-from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import WHOLE_PROMPTS
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import Elementwise, RoundedFactor
+from octavo.layers.elementwise import RoundedFactor
 from octavo.layers.norm import RMSNorm
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
@@ -25,9 +22,6 @@ GELU = "gelu_pytorch_tanh"
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(DecoderConfig):
     """Head and embedding share a table unless the config says otherwise."""
-
-    logit_soft_cap: float | None = None
-    """Logits become `cap * tanh(logit / cap)`."""
 
     @classmethod
     def gemma(cls, c: Checkpoint, **own: Any) -> Self:
@@ -59,17 +53,12 @@ BETWEEN_NORMS: Final[Mapping[str, str]] = {
 
 
 class GemmaDecoder(GatedDecoder):
-    """A stack whose embeddings are multiplied by the root of their width, and whose logits may have a soft cap."""
+    """A stack whose embeddings are multiplied by the root of their width."""
 
     COMMON = GemmaConfig.gemma
     EXPECTED = fields(hidden_activation=GELU)
+    keeps_vectors = True
 
     def __init__(self, c: GemmaConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
-        self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
-
-    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Make the first layer's input [tokens, hidden]. Vectors of images are not multiplied."""
-        x = super().embed(x, batch)
-        return x if batch.embeddings is None else batch.embeddings.put_into(x)

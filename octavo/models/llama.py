@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-import torch
-from torch import Tensor
-
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF
@@ -114,19 +111,11 @@ class Apertus1p5TextForCausalLM(ApertusForCausalLM):
     """
 
     COMMON = PrunedConfig.pruned
-    config: PrunedConfig
 
     def __init__(self, c: PrunedConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         if c.num_undrawn and self.lm_head is not None:
             self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, num_unstored=c.num_undrawn)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits = super().compute_logits(hidden)
-        if self.config.num_undrawn:
-            assert isinstance(self.lm_head, LMHead), "no table is shared"
-            logits[:, self.lm_head.share.length :] = torch.finfo(logits.dtype).min
-        return logits
 
 
 Apertus1p5ForConditionalGeneration = Apertus1p5TextForCausalLM

@@ -180,12 +180,6 @@ class MllamaForConditionalGeneration(DecoderStack):
         if self.lm_head is not None:
             self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, num_unstored=NUM_UNDRAWN)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits = super().compute_logits(hidden)
-        assert isinstance(self.lm_head, LMHead), "no table is shared"
-        logits[:, self.lm_head.share.length :] = torch.finfo(logits.dtype).min  # tokens that the head does not have
-        return logits
-
     def owns(self, name: str) -> bool:
         part, _, rest = name.partition(".")
         is_passed = part == "layers" and rest.partition(".")[0] in map(str, self.config.cross_layers)

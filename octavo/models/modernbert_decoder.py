@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -55,7 +54,6 @@ class ModernBertDecoderForCausalLM(GatedDecoder):
         r"^decoder\.weight": "lm_head.weight",
         r"^decoder\.bias": "token_bias.bias",
     }
-    FIRST_STAGE = (*GatedDecoder.FIRST_STAGE, "embed_norm")
     LAST_STAGE = (*GatedDecoder.LAST_STAGE, "head_dense", "head_norm", "token_bias")
 
     @classmethod
@@ -63,12 +61,14 @@ class ModernBertDecoderForCausalLM(GatedDecoder):
         windows = modern_windows(c, max(c.positive("local_attention", 128) // 2, 1))
         hidden, count = c.positive("hidden_size"), c.positive("num_attention_heads")
         heads = Heads(count, count, even_share(c, "hidden_size", hidden, count))
+        norm = partial(LayerNorm, bias=c.bool("norm_bias", False))
         return ModernBertDecoderConfig.common(
             c,
             heads=heads,
             rope=None,
             ropes=modern_ropes(c, heads.dim, windows),
-            norm=partial(LayerNorm, bias=c.bool("norm_bias", False)),
+            norm=norm,
+            embedding_norm=norm,
             norm_eps=c.positive_float("norm_eps", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
             bias=c.bool("attention_bias", False),
@@ -84,7 +84,6 @@ class ModernBertDecoderForCausalLM(GatedDecoder):
 
     def __init__(self, c: ModernBertDecoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        self.embed_norm = c.norm(c.hidden_size, c.norm_eps) if self.is_first else None
         if self.is_first:
             del self.layers["0"].input_layernorm
         self.token_bias = None
@@ -99,11 +98,6 @@ class ModernBertDecoderForCausalLM(GatedDecoder):
         for pattern, ours in self.NAMES.items():
             name = re.sub(pattern, ours, name)
         return name
-
-    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Normalise the embeddings."""
-        assert self.embed_norm is not None, "only the first stage embeds tokens"
-        return self.embed_norm(super().embed(x, batch))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = super().compute_logits(self.head_norm(self.head_act(self.head_dense(hidden))))

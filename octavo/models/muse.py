@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
-from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import Elementwise
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.models.blocks import GatedDecoder, SandwichLayer, unscaled_head_norms
 from octavo.models.config import DecoderConfig
 from octavo.models.fields import BY_KIND, EPS, HEAD_DIM, Read, fields
 from octavo.models.gemma_parts import BETWEEN_NORMS
 from octavo.models.ropes import ropes_by_layer
-
-
-@dataclass(frozen=True, kw_only=True)
-class MuseConfig(DecoderConfig):
-    """logit_soft_cap: logits become `cap * tanh(logit / cap)`."""
-
-    logit_soft_cap: float
 
 
 def _norm_behind(c: DecoderConfig, eps: float) -> nn.Module:
@@ -40,8 +31,8 @@ class MuseGlimmerForCausalLM(GatedDecoder):
     `layer_rope_theta` has 0 for a layer that does not rotate. Source: Meta's releases.
     """
 
-    COMMON = MuseConfig.common
     RENAMED = BETWEEN_NORMS
+    keeps_vectors = True
     EXPECTED = fields(hidden_activation="silu", attention_bias=False)
     FIELDS = fields(
         activation="silu",
@@ -49,6 +40,7 @@ class MuseGlimmerForCausalLM(GatedDecoder):
         norm_eps=EPS,
         head_dim=HEAD_DIM,
         norm=partial(RMSNorm, offset=1.0),
+        embedding_norm=UnscaledRMSNorm,
         qk_norms=unscaled_head_norms,
         attention_gate="gate_proj",
         attention_scale=Read(lambda c: c.positive_float("qk_scale_factor", 3.87) * c.positive("head_dim", 128) ** -0.5),
@@ -58,26 +50,15 @@ class MuseGlimmerForCausalLM(GatedDecoder):
     )
 
     @classmethod
-    def read(cls, c: Checkpoint) -> MuseConfig:
-        config: MuseConfig = super().read(c)
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config: DecoderConfig = super().read(c)
         assert config.rope is not None, "the family has a rotation"
         if c.values.get("layer_rope_theta") is None:
             turns = [(config.num_layers - 1 - layer) % 4 != 0 for layer in range(config.num_layers)]
             return replace(config, ropes=tuple(config.rope if each else None for each in turns))
         return replace(config, ropes=ropes_by_layer(c, config.rope, config.num_layers))
 
-    def __init__(self, c: MuseConfig, mesh: Mesh) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        self.embedding_norm = UnscaledRMSNorm(c.hidden_size, c.norm_eps)
-        self.logit_cap = Elementwise("soft_capped", c.logit_soft_cap)
         if self.is_last:
             self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-
-    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Make the first layer's input [tokens, hidden]. Vectors of images are normalised by what makes them."""
-        x = super().embed(self.embedding_norm(x), batch)
-        return x if batch.embeddings is None else batch.embeddings.put_into(x)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Multiply rows of hidden states, as `DecoderStack` does, and cap them."""
-        return self.logit_cap(super().compute_logits(hidden))

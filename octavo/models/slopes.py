@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
-
-from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.layers.distance import alibi_slopes
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, PlainMLP
@@ -35,14 +31,13 @@ class BloomForCausalLM(GatedDecoder):
         "up_proj": "dense_h_to_4h",
         "down_proj": "dense_4h_to_h",
     }
-    FIRST_STAGE = ("embed_tokens", "embed_norm")
-
     EXPECTED = fields(apply_residual_connection_post_layernorm=False)
     FIELDS = fields(
         intermediate_size=Read(_four_times),
         rope=None,
         slopes=Read(lambda c: alibi_slopes(c.positive("num_attention_heads"))),
         norm=LayerNorm,
+        embedding_norm=LayerNorm,
         norm_eps=eps("layer_norm_epsilon"),
         tied=TIED,
         bias=True,
@@ -52,15 +47,6 @@ class BloomForCausalLM(GatedDecoder):
         activation="gelu_pytorch_tanh",
         mlp=PlainMLP,
     )
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        self.embed_norm = c.norm(c.hidden_size, c.norm_eps) if self.is_first else None
-
-    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Normalise the embeddings."""
-        normed = super().embed(x, batch)
-        return normed if self.embed_norm is None else self.embed_norm(normed)
 
 
 class MptForCausalLM(GatedDecoder):
