@@ -36,9 +36,7 @@ def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a config as transformers' class has it. Raises UnsupportedModel for values that no release has."""
     section = Section(config, where)
     vision = section.section("vision_config") or Section({}, where)
-    for name, value in (("merge_type", "sd2_tpool"), ("mm_projector_type", "patchmerger")):
-        vision.expect(name, value, default=value)
-    vision.expect("pos_emb_type", "divided_fixed", default="divided_fixed")
+    vision.expect_all(merge_type="sd2_tpool", mm_projector_type="patchmerger", pos_emb_type="divided_fixed")
     stated = {**{f"vt_{name}": value for name, value in vision.values.items()}, **vision.values}
     own = {name: stated[old] for old, name in _OF_VISION.items() if stated.get(old) is not None}
     width = Section(own, where, "vision_config.").positive("hidden_size", 1152)

@@ -64,8 +64,7 @@ def phi4_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if vision is None:
         part = section.section("embd_layer") or Section({}, where)
         layer = part.section("image_embd_layer") or Section({}, where)
-        for name, value in _OF_IMAGES.items():
-            layer.expect(name, value, default=value)
+        layer.expect_all(**_OF_IMAGES)
         side = layer.positive("crop_size", 448)
         vision = Section({"crop_size": side, "image_size": side}, where, "vision_config.")
     audio = section.section("audio_config")
@@ -89,9 +88,8 @@ def _audio(section: Section, part: Section) -> dict[str, Any]:
     around = section.section("embd_layer") or Section({}, section.where)
     layer = around.section("audio_embd_layer") or Section({}, section.where)
     stored = part.section("config") or Section({}, section.where)
-    for of, fixed in ((layer, _OF_SOUNDS), (stored, _OF_ENCODER)):
-        for name, value in fixed.items():
-            of.expect(name, value, default=value)
+    layer.expect_all(**_OF_SOUNDS)
+    stored.expect_all(**_OF_ENCODER)
     own = {name: stored.values[old] for name, old in _AUDIO.items() if stored.values.get(old) is not None}
     convolved, bias = (stored.section(name) for name in ("nemo_conv_settings", "relative_attention_bias_args"))
     if convolved is not None:

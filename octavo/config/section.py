@@ -141,6 +141,11 @@ class Section:
             )
         return value
 
+    def expect_all(self, **expected: object) -> None:
+        """Raise where a key has another value than the expected one; an absent key has it."""
+        for name, value in expected.items():
+            self.expect(name, value)
+
     def refuse(self, *names: builtins.str, because: builtins.str) -> None:
         """Raise when one of `names` is set to anything but null, false or empty."""
         for name in names:

@@ -5,7 +5,7 @@ Weights are -1, 0 or 1 times one number (`quantization/bitnet.py`). Source: http
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
@@ -42,18 +42,12 @@ class NormedMLP(GatedMLP):
         return self.down_proj(self.ffn_sub_norm(self.gate_up_proj(x)[..., None]).flatten(1))
 
 
-def _activation(c: Checkpoint) -> str:
-    found: str = c.expect("hidden_act", "relu2", "silu")
-    return found
-
-
 class BitNetForCausalLM(GatedDecoder):
     """The whole model. The first ones, of which there are files of llama.cpp, have silu."""
 
-    FIELDS = fields(norm_eps=EPS, bias=BIAS, activation=Read(_activation))
+    FIELDS = fields(
+        norm_eps=EPS, bias=BIAS, activation=Read(Checkpoint.expect, "hidden_act", "relu2", "silu"), mlp=NormedMLP
+    )
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        def attention(index: int) -> nn.Module:
-            return NormedAttention(c, mesh, index)
-
-        super().__init__(c, mesh, attention=attention, mlp=lambda index: NormedMLP(c, mesh))
+        super().__init__(c, mesh, lambda layer: NormedAttention(c, mesh, layer))

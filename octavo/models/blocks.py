@@ -335,8 +335,7 @@ class GatedDecoder(DecoderStack):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Any:
-        for name, value in cls.EXPECTED.items():
-            c.expect(name, value)
+        c.expect_all(**cls.EXPECTED)
         return cls.COMMON(c, **read_fields(c, cls.FIELDS))
 
     def __init__(

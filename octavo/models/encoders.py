@@ -223,8 +223,7 @@ class NomicBertModel(BertEncoder):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
-        for name, value in (("rotary_emb_fraction", 1.0), ("rotary_emb_interleaved", False)):
-            c.expect(name, value)
+        c.expect_all(rotary_emb_fraction=1.0, rotary_emb_interleaved=False)
         others = ("prenorm", "parallel_block", "use_rms_norm", "expert_choice_router", "num_shared_experts")
         c.refuse(*others, "moe_normalize_expert_weights", because="no release has it, and it is not implemented")
         is_gated = c.expect("activation_function", "swiglu", "gelu") == "swiglu"
@@ -282,9 +281,7 @@ class GteModel(BertEncoder):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
-        c.expect("layer_norm_type", "layer_norm")
-        c.expect("logn_attention_scale", False)
-        c.expect("pack_qkv", True)
+        c.expect_all(layer_norm_type="layer_norm", logn_attention_scale=False, pack_qkv=True)
         own |= {"activation": c.expect("hidden_act", "gelu"), "qkv_reads": (), "mlp": UpGateMLP}
         config = super().read(c, position_offset=None, num_types=c.count("type_vocab_size", 1), **own)
         return replace(config, rope=read_rope(c, config.heads.dim))

@@ -62,8 +62,7 @@ class Gemma3nReader(SoundReader):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         where = c.stored.section("vision_config") or Section({}, c.where)
-        where.expect("architecture", "mobilenetv5_300m_enc", default="mobilenetv5_300m_enc")
-        where.expect("hidden_size", OUTPUTS, default=OUTPUTS)
+        where.expect_all(architecture="mobilenetv5_300m_enc", hidden_size=OUTPUTS)
         config = super().read(c)
         library: Any = config.library
         tokens = {"eoi_token_id": library.vision_config, "eoa_token_id": library.audio_config}

@@ -15,7 +15,7 @@ from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import ScaledNorm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
-from octavo.models.config import DecoderConfig, even_share, read_windows
+from octavo.models.config import DecoderConfig, even_share, windows_by_kind
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import read_rope, ropes_by_layer
@@ -125,9 +125,7 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
 
     @classmethod
     def read(cls, c: Checkpoint, **own: Any) -> DecoderConfig:
-        if c.values.get("layer_types") is None:
-            raise c.error("layer_types", "the kind of each layer")
-        config = super().read(c, windows=read_windows(c, is_windowed=False), has_sinks=True, **own)
+        config = super().read(c, windows=windows_by_kind(c), has_sinks=True, **own)
         if config.mixture is not None:
             names = {**_MIXTURE_NAMES, "gate": "block_sparse_moe.router", "experts": "block_sparse_moe.experts"}
             mixture = replace(config.mixture, stored=StoredExperts(is_stacked=True))

@@ -36,7 +36,7 @@ class JambaForCausalLM(HybridDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
-        c.expect("mamba_inner_layernorms", True, default=True)
+        c.expect("mamba_inner_layernorms", True)
         expanded = c.positive("mamba_expand", 2) * c.positive("hidden_size")
         eps, sparse = c.positive_float("rms_norm_eps", 1e-6), _periodic(c, "expert_layer", 2, 1)
         options = SelectiveOptions(

@@ -46,9 +46,7 @@ class KimiLinearForCausalLM(HybridDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> KimiLinearConfig:
-        c.expect("mla_use_nope", True)
-        c.expect("moe_router_activation_func", "sigmoid")
-        c.expect("moe_layer_freq", 1, default=1)
+        c.expect_all(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
         sizes = read_kimi_sizes(c, num_heads=32)
         mixture = corrected(c, factor=2.446, counts=stated_counts(c))
         return KimiLinearConfig.common_latent(

@@ -43,8 +43,7 @@ class LagunaForCausalLM(GatedDecoder):
             "swa_attention_sink_enabled",
             because="no release has it, and it is not implemented",
         )
-        for name, value in (("norm_topk_prob", True), ("moe_router_use_sigmoid", True), ("decoder_sparse_step", 1)):
-            c.expect(name, value, default=value)
+        c.expect_all(norm_topk_prob=True, moe_router_use_sigmoid=True, decoder_sparse_step=1)
         if not c.has_ropes_by_kind():
             c.refuse("swa_rope_parameters", because="state both kinds of layers in rope_parameters")
         gating = c.expect("gating", True, "per-head", "per-element")

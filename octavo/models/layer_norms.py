@@ -119,8 +119,7 @@ class GPT2LMHeadModel(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        for name, value in cls.EXPECTED.items():
-            c.expect(name, value)
+        c.expect_all(**cls.EXPECTED)
         names = "n_layer", "n_embd", "n_head", "n_inner"
         return _gpt2_config(c, *names, qkv_bias=True, qkv_reads=(), is_transposed=True)
 

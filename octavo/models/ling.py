@@ -117,11 +117,8 @@ class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801
 
     @classmethod
     def read(cls, c: Checkpoint) -> LingConfig:
-        for name, value in (("use_linear_silu", False), ("linear_silu", False), ("linear_rope", True)):
-            c.expect(name, value, default=value)
-        for name in ("use_bias", "use_qkv_bias", "use_sliding_window", "norm_head"):
-            c.expect(name, False, default=False)
-        c.expect("use_qk_norm", True)
+        c.expect_all(use_linear_silu=False, linear_silu=False, linear_rope=True, use_qk_norm=True)
+        c.expect_all(use_bias=False, use_qkv_bias=False, use_sliding_window=False, norm_head=False)
         c.expect("score_function", "sigmoid")
         query, hidden = c.positive("num_attention_heads"), c.positive("hidden_size")
         dim = c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden, query)

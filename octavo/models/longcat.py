@@ -60,8 +60,7 @@ class LongcatFlashForCausalLM(DecoderStack):
 
     @classmethod
     def read(cls, c: Checkpoint) -> LatentConfig:
-        c.expect("attention_method", "MLA")
-        c.expect("zero_expert_type", "identity")
+        c.expect_all(attention_method="MLA", zero_expert_type="identity")
         idle, most = c.int("zero_expert_num", 0), COUNTS["n_routed_experts"]
         if not 0 <= idle <= most:
             raise c.error("zero_expert_num", f"an integer from 0 to {most}")

@@ -23,7 +23,7 @@ from octavo.layers.linear import joined_linear
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
-from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.config import DecoderConfig, windows_by_kind
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import corrected, sparse_by_kind
 
@@ -106,17 +106,13 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
         c.expect("add_swa_attention_sink_bias", True)
         query, kv = c.positive("num_attention_heads"), c.positive("num_key_value_heads")
         dim, value_dim = c.positive("head_dim", 192), c.positive("v_head_dim", 128)
-        c.expect("swa_num_attention_heads", query)
-        c.expect("swa_head_dim", dim)
-        c.expect("swa_v_head_dim", value_dim)
+        c.expect_all(swa_num_attention_heads=query, swa_head_dim=dim, swa_v_head_dim=value_dim)
         windowed = Heads(query, c.positive("swa_num_key_value_heads", 2 * kv), dim)
         if value_dim > dim:
             raise c.error("v_head_dim", f"at most head_dim, which is {dim}")
         if query % windowed.kv:
             raise c.error("num_attention_heads", f"a multiple of the key and value heads, which are {windowed.kv}")
-        if c.values.get("layer_types") is None:
-            raise c.error("layer_types", "the kind of each layer")
-        windows, read = read_windows(c, is_windowed=False), partial(read_rope, c, dim, share=0.334)
+        windows, read = windows_by_kind(c), partial(read_rope, c, dim, share=0.334)
         has_scale = c.values.get("attention_value_scale", 0.707) is not None
         config = MiMoConfig.common(
             c,

@@ -91,7 +91,7 @@ class MiniMaxForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> MiniMaxConfig:
-        c.expect("postnorm", True, default=True)
+        c.expect("postnorm", True)
         c.refuse("shared_intermediate_size", because="no release has a shared expert, and it is not implemented")
         mixture = Mixture(
             experts=c.positive("num_local_experts", 8),

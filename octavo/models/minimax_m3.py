@@ -88,15 +88,10 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> MiniMaxM3Config:
-        for name in ("use_gemma_norm", "use_qk_norm", "use_routing_bias", "use_sparse_attention"):
-            c.expect(name, True, default=True)
-        c.expect("qk_norm_type", "per_head", default="per_head")
-        c.expect("scoring_func", "sigmoid", default="sigmoid")
-        c.expect("hidden_act", "swigluoai", "silu", default="swigluoai")
-        c.expect("sparse_score_type", "max", default="max")
-        for name, value in (("attention_output_gate", False), ("sparse_init_block", 0), ("n_shared_experts", 1)):
-            c.expect(name, value, default=value)
-        c.expect("swiglu_beta", 1.0, default=1.0)
+        c.expect_all(use_gemma_norm=True, use_qk_norm=True, use_routing_bias=True, use_sparse_attention=True)
+        c.expect_all(qk_norm_type="per_head", scoring_func="sigmoid", sparse_score_type="max")
+        c.expect_all(attention_output_gate=False, sparse_init_block=0, n_shared_experts=1, swiglu_beta=1.0)
+        c.expect("hidden_act", "swigluoai", "silu")
         dim, layers = c.positive("head_dim", 128), c.positive("num_hidden_layers")
         # the small keys turn like the others, and each head of keys has its choice
         c.expect("index_head_dim", dim, default=128)

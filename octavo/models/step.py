@@ -17,7 +17,7 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.norm import RMSNorm
 from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, mlp_of
-from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.config import DecoderConfig, windows_by_kind
 from octavo.models.sparse import Mixture, sparse_by_kind
 from octavo.ops.experts import RouterRule
 
@@ -45,18 +45,9 @@ class Step3p5ForCausalLM(GatedDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> StepConfig:
-        for name in (
-            "norm_expert_weight",
-            "use_head_wise_attn_gate",
-            "use_moe_router_bias",
-            "use_qk_norm",
-            "zero_centered",
-        ):
-            c.expect(name, True, default=True)
-        c.expect("attention_bias", False, default=False)
-        c.expect("moe_router_activation", "sigmoid", default="sigmoid")
-        if c.values.get("layer_types") is None:
-            raise c.error("layer_types", "the kind of each layer")
+        c.expect_all(norm_expert_weight=True, use_head_wise_attn_gate=True, use_moe_router_bias=True, use_qk_norm=True)
+        c.expect_all(zero_centered=True, attention_bias=False, moe_router_activation="sigmoid")
+        windows = windows_by_kind(c)
         kv, query = c.positive("num_key_value_heads", 8), c.positive("num_attention_heads")
         windowed = Heads(c.positive("num_sliding_attention_heads", query), kv, c.positive("head_dim", 128))
         if windowed.query % kv:
@@ -84,7 +75,7 @@ class Step3p5ForCausalLM(GatedDecoder):
             qk_norms=head_norms,
             attention_gate="g_proj",
             has_head_gates=True,
-            windows=read_windows(c, is_windowed=False),
+            windows=windows,
             mixture=mixture,
             sparse=sparse_by_kind(c, 3),
             windowed_heads=windowed,

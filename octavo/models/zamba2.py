@@ -184,8 +184,7 @@ class Zamba2ForCausalLM(DecoderStack):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Zamba2Config:
-        for name, value in (("use_conv_bias", True), ("use_long_context", False)):
-            c.expect(name, value)
+        c.expect_all(use_conv_bias=True, use_long_context=False)
         hidden, count = c.positive("hidden_size"), c.positive("num_attention_heads")
         dim, bias = even_share(c, "hidden_size", 2 * hidden, count), c.bool("add_bias_linear", False)
         sizes = _sizes(c)

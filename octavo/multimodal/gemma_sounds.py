@@ -88,8 +88,7 @@ def gemma4_frames(checkpoint: Checkpoint, section: Section) -> Frames:
     CheckpointError or UnsupportedModel."""
     settings, rate = extractor_settings(checkpoint.path)
     size = section.positive("audio_embed_dim", 640)
-    for name in ("audio_samples_per_token", "feature_size"):
-        settings.expect(name, size, default=size)
+    settings.expect_all(audio_samples_per_token=size, feature_size=size)
     return Frames(size, rate, MOST_S, math.ceil(MOST_S * rate / size))
 
 

@@ -27,8 +27,7 @@ class NemotronImages:
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
-        for name in ("do_resize", "do_rescale", "do_normalize"):
-            settings.expect(name, True, default=True)
+        settings.expect_all(do_resize=True, do_rescale=True, do_normalize=True)
         settings.expect("resample", _BICUBIC, default=_BICUBIC)
         vision, ratio = config.section("vision_config") or config, config.positive_float("downsample_ratio", 0.5)
         self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 16), default=16)

@@ -49,11 +49,8 @@ class Phi4Mel(msgspec.Struct, frozen=True, dict=True):
             values = nested if isinstance(nested := values.get(name), dict) else values
         settings = Section(values, str(file or checkpoint.path / PREPROCESSOR_CONFIG))
         joined, bands = section.positive("time_reduction", 8), section.positive("input_size", 80)
-        for name, value in (
-            *(("audio_compression_rate", joined), ("feature_size", bands)),
-            *(("audio_downsample_rate", 1), ("audio_feat_stride", 1)),
-        ):
-            settings.expect(name, value, default=value)
+        settings.expect_all(audio_compression_rate=joined, feature_size=bands)
+        settings.expect_all(audio_downsample_rate=1, audio_feat_stride=1)
         rate, size = settings.positive("sampling_rate", 16_000), settings.positive("n_fft", 512)
         hop, width = settings.positive("hop_length", 160), settings.positive("win_length", 400)
         if rate not in RATES:

@@ -35,8 +35,7 @@ class Pixels(NamedTuple):
 
         Raises CheckpointError or UnsupportedModel.
         """
-        for name in ("do_resize", "do_rescale", "do_normalize", "do_pad"):
-            settings.expect(name, True)
+        settings.expect_all(do_resize=True, do_rescale=True, do_normalize=True, do_pad=True)
         scale = settings.positive_float("rescale_factor", 1 / 255)
         given = [settings.values.get(name) or default for name, default in (("image_mean", mean), ("image_std", std))]
         colors = [np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given]
