@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -125,6 +125,25 @@ def capped_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
     gate = gate.clamp(max=limit)
     product: Tensor = ops.multiplied(ops.gated_by_sigmoid(gate, gate), ops.clamped(up, limit))
     return product
+
+
+def _of_gate(name: str, ops: Ops, x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    product: Tensor = ops.multiplied(getattr(ops, OPERATOR_OF[name])(gate), up)
+    return product
+
+
+GATED: Final[Mapping[str, Callable[..., Tensor] | None]] = {
+    "silu": None,
+    "gelu_pytorch_tanh": lambda ops, x: ops.gelu_tanh_and_mul(x),
+    "gelu": partial(_of_gate, "gelu"),
+    "relu2": partial(_of_gate, "relu2"),
+    "clamped_swiglu": lambda ops, x, *numbers: ops.clamped_swiglu(x, *numbers),
+    "limited_swiglu": limited_swiglu,
+    "capped_swiglu": capped_swiglu,
+}
+"""Products with gates by names of activations: (operators, gate beside up [tokens, 2 · dim], the activation's numbers)
+→ [tokens, dim]. Those of silu are a part of the product that makes gate and up."""
 
 
 def addition() -> Elementwise:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.elementwise import OPERATOR_OF, capped_swiglu, limited_swiglu
+from octavo.layers.elementwise import GATED, OPERATOR_OF
 from octavo.layers.expert_stack import ExpertStack, StackedWeight
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.ops.codes import NotFinite
@@ -24,17 +23,6 @@ from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Coded, Methods
-
-_GATED: Final[Mapping[str, str | None]] = {
-    "silu": None,
-    "gelu_pytorch_tanh": "gelu_tanh_and_mul",
-    "clamped_swiglu": "clamped_swiglu",
-    "limited_swiglu": "limited_swiglu",
-    "capped_swiglu": "capped_swiglu",
-}
-"""Operators of gate beside up, by names of activations; that of silu is a part of the product."""
-_OF_OPERATORS: Final = {"limited_swiglu": limited_swiglu, "capped_swiglu": capped_swiglu}
-"""Those that are made of several operators."""
 
 
 class WeightedInputs(Layer):
@@ -99,8 +87,7 @@ class StoredExperts:
 class Experts(Layer):
     """down(act(gate(x)) · up(x)) of every expert that a token takes, and their weighted sum.
 
-    `activation` is silu, gelu_pytorch_tanh, or clamped_swiglu, limited_swiglu or capped_swiglu with its `numbers`;
-    without a gate, a key of `OPERATOR_OF`.
+    `activation` is that of a `GatedLinear`, with its `numbers`; without a gate, a key of `OPERATOR_OF`.
     """
 
     def __init__(
@@ -118,7 +105,8 @@ class Experts(Layer):
         super().__init__()
         self._sizes, self._mesh, self._stored, self._bias = (inputs, width, experts), mesh, stored, bias
         is_gated = stored.gate is not None
-        self._activation = _GATED[activation] if is_gated else OPERATOR_OF[activation]
+        fused = is_gated and activation == "silu"
+        self._act = GATED[activation] if is_gated else lambda ops, x: getattr(ops, OPERATOR_OF[activation])(x)
         self._numbers = numbers
         self._owned = mesh.expert.share(experts, "experts")
         self._width_share = mesh.share(width, "activations of an expert") if mesh.expert.size == 1 else (0, width)
@@ -140,10 +128,8 @@ class Experts(Layer):
     def forward(self, x: Tensor, routing: Routing, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """x, shared [tokens, inputs] → [tokens, inputs]; see `expert_sum`."""
         hidden = self._first(x, routing, of_tokens=True)
-        if self._activation in _OF_OPERATORS:
-            hidden = _OF_OPERATORS[self._activation](self.ops, hidden, *self._numbers)
-        elif self._activation is not None:
-            hidden = getattr(self.ops, self._activation)(hidden, *self._numbers)
+        if self._act is not None:
+            hidden = self._act(self.ops, hidden, *self._numbers)
         mesh = self._mesh
         if mesh.expert.size > 1:
             # every row is that of one rank, plus zeros

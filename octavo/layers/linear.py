@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.layers.elementwise import capped_swiglu, limited_swiglu
+from octavo.layers.elementwise import GATED
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Filling, PreparedLayer, TensorSlot
 from octavo.ops.prepare_linear import LinearShape
@@ -129,9 +129,8 @@ def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
 class GatedLinear(ColumnLinear):
     """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
 
-    `activation` is silu, which is a part of the product, gelu_pytorch_tanh, gelu or relu2. `numbers` are those of
-    `limited_swiglu` (limit) or of `clamped_swiglu` (alpha, limit), in the place of silu; () for none. With the
-    activation capped_swiglu they are its limit.
+    `activation` is a key of `GATED` with its `numbers`: of limited_swiglu and capped_swiglu the limit, of
+    clamped_swiglu alpha and the limit.
     """
 
     def __init__(
@@ -145,25 +144,13 @@ class GatedLinear(ColumnLinear):
         activation: str = "silu",
         numbers: tuple[float, ...] = (),
     ) -> None:
-        assert activation in ("silu", "gelu_pytorch_tanh", "gelu", "relu2", "capped_swiglu"), f"no gated {activation}"
-        is_fused = activation == "silu" and not numbers
-        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=is_fused)
-        self._function, self._numbers = activation if activation in ("gelu", "relu2") else None, numbers
-        self._limited = capped_swiglu if activation == "capped_swiglu" else limited_swiglu
+        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=activation == "silu")
+        self._act, self._numbers = GATED[activation], numbers
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, share of width]."""
         product: Tensor = self.prepared(x)
-        if len(self._numbers) == 1:
-            product = self._limited(self.ops, product, *self._numbers)
-        elif self._numbers:
-            product = self.ops.clamped_swiglu(product, *self._numbers)
-        elif self._function is not None:
-            gate, up = product.chunk(2, dim=-1)
-            product = self.ops.multiplied(getattr(self.ops, self._function)(gate), up)
-        elif not self._gated:
-            product = self.ops.gelu_tanh_and_mul(product)
-        return product
+        return product if self._act is None else self._act(self.ops, product, *self._numbers)
 
 
 class QKVLinear(ColumnLinear):

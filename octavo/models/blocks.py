@@ -147,7 +147,7 @@ class GatedMLP(nn.Module):
             bias=c.mlp_bias,
             reads=c.gate_up_reads,
             activation=c.activation,
-            numbers=c.swiglu_numbers,
+            numbers=c.activation_numbers,
         )
         self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 

@@ -93,8 +93,8 @@ class DecoderConfig:
     """Whether the projection after attention has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
-    swiglu_numbers: tuple[float, ...] = ()
-    """Those of gates that are clamped (`layers.linear.GatedLinear`); () where none is."""
+    activation_numbers: tuple[float, ...] = ()
+    """Those of the activation (`layers.linear.GatedLinear`); () for one that has none."""
     norm: Callable[[int, float], Norm] = RMSNorm
     """Makes a norm of the stream: (width, eps)."""
     is_transposed: bool = False

@@ -202,7 +202,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             rope=None,
             ropes=tuple(main if each is None else other for each in compressions),
             activation="capped_swiglu",
-            swiglu_numbers=limit,
+            activation_numbers=limit,
             mixture=_mixture(c, width, limit),
             q_rank=c.positive("q_lora_rank", 1024),
             out_groups=groups,

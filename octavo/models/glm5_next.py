@@ -138,7 +138,7 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
             latent_eps=eps,
             windows=(),
             activation="capped_swiglu",
-            swiglu_numbers=limit,
+            activation_numbers=limit,
             mixture=replace(mixture, activation="capped_swiglu", numbers=limit),
             sparse=sparse_by_kind(c, 3),
             kinds=kinds,

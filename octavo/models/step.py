@@ -89,11 +89,12 @@ class Step3p5ForCausalLM(GatedDecoder):
 
         def mlp(layer: int) -> nn.Module:
             assert c.mixture is not None
-            limit, mixture = _of_layer(c.limits, layer), c.mixture
-            if limit is not None:
-                mixture = replace(mixture, activation="limited_swiglu", numbers=(limit,))
-            shared = _of_layer(c.shared_limits, layer)
-            return mlp_of(replace(c, mixture=mixture, swiglu_numbers=() if shared is None else (shared,)), mesh, layer)
+            own = c
+            if (limit := _of_layer(c.limits, layer)) is not None:
+                own = replace(own, mixture=replace(c.mixture, activation="limited_swiglu", numbers=(limit,)))
+            if (shared := _of_layer(c.shared_limits, layer)) is not None:
+                own = replace(own, activation="limited_swiglu", activation_numbers=(shared,))
+            return mlp_of(own, mesh, layer)
 
         super().__init__(c, mesh, attention, mlp)
 
