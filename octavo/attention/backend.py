@@ -77,11 +77,9 @@ class AttentionBackend(Protocol):
         value_size: for latents, one head of `head_dim`, the elements that are the value; else 0. Block ids index
         dimension 1, so that copying or moving block `i` is copying `cache[:, i]`.
         """
-        ...
 
     def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return the most bytes that `run` or `run_latents` allocates beside its output, for the memory plan."""
-        ...
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
@@ -91,7 +89,6 @@ class AttentionBackend(Protocol):
         `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim]. With
         `k` and `v` [0, kv_heads, dim] nothing is written: another layer has filled the cache.
         """
-        ...
 
     def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         """Write `latents` to their slots, then let every query see those of its own sequence up to itself.
@@ -99,7 +96,6 @@ class AttentionBackend(Protocol):
         `q` is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
         the result is [tokens, heads, value_size].
         """
-        ...
 
 
 @runtime_checkable
@@ -113,7 +109,6 @@ class RotatingBackend(Protocol):
 
         The bits are those of the operator `rotary` and of `run`, which is called next, without keys and values.
         """
-        ...
 
 
 def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:

@@ -28,13 +28,11 @@ class ChatModel(Protocol):
 
     def sampling(self, values: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a response for the given values. Raises InvalidRequest."""
-        ...
 
     def respond(
         self, messages: Messages, values: Mapping[str, Any], write: Callable[[str], None], interrupt: Interrupt
     ) -> str:
         """Write a response piece by piece and return it; an interrupt ends it. Raises OctavoError."""
-        ...
 
 
 class EngineModel:

@@ -40,7 +40,6 @@ class Attachment(Protocol):
 
     def fork(self) -> Self:
         """Return the state for a sequence that is forked from this one and has the same tokens."""
-        ...
 
 
 A = TypeVar("A", bound=Attachment)

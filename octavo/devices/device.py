@@ -96,11 +96,9 @@ class LanguageModel(Protocol):
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]; a pipeline stage that is not the last, what it sends."""
-        ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [rows, vocab]."""
-        ...
 
 
 @runtime_checkable
@@ -109,7 +107,6 @@ class DrawingModel(LanguageModel, Protocol):
 
     def padded(self, num_rows: int) -> int:
         """Return of how many rows a decode step of at least so many should be: there are launches of some sizes."""
-        ...
 
     def draw(
         self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
@@ -119,7 +116,6 @@ class DrawingModel(LanguageModel, Protocol):
 
         key: says which steps make the same launches with other numbers in `asked`.
         """
-        ...
 
 
 class StepRun(Protocol):
@@ -130,7 +126,6 @@ class StepRun(Protocol):
 
         Unless `is_decode`, logits of as many rows are computed as a step computes at once.
         """
-        ...
 
 
 class Device(Protocol):
@@ -171,20 +166,16 @@ class Device(Protocol):
 
         Raise ConfigError for settings that the device does not have, and where there are too few devices.
         """
-        ...
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
         """Return why the device cannot be used on this machine; None where it can."""
-        ...
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised dense tensor in the memory of activations."""
-        ...
 
     def memory(self) -> DeviceMemory:
         """Return what there is to divide between weights, activations and KV cache."""
-        ...
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
@@ -193,26 +184,21 @@ class Device(Protocol):
 
         head_dims: the sizes of heads in them.
         """
-        ...
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
         """Return a sampler. `processors` act before those that sampling parameters ask for, `filters` after them."""
-        ...
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """Return the most bytes that the sampler holds for that many rows of logits, the logits not included."""
-        ...
 
     def token_store(self) -> TokenStore:
         """Return an empty store for the tokens of a worker's sequences."""
-        ...
 
     def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
         """Return `model` with its small steps recorded and repeated where the device can, else `model` itself.
 
         A step has at most `max_tokens` tokens.
         """
-        ...
 
     def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         """Return the most bytes that models hold beside weights and KV cache, attention's workspace not included.
@@ -220,45 +206,36 @@ class Device(Protocol):
         `run` is called for a forward pass of `num_tokens` tokens, and for a smaller one where those are recorded. The
         device holds no more from then on.
         """
-        ...
 
     def loading(self, plain_bytes: int, pages: Pages | None) -> AbstractContextManager[None]:
         """Enclose the loading of a model whose plain weights take `plain_bytes`, and adapt the threads to its size.
 
         `pages` is memory for weights that was fetched ahead; what is not used of it is given back at the end.
         """
-        ...
 
     def library_threads(self) -> AbstractContextManager[None]:
         """Enclose what torch itself computes between steps, such as an encoder: it gets the threads of the device."""
-        ...
 
     def begin_step(self, num_tokens: int) -> None:
         """Prepare for a step that computes `num_tokens`."""
-        ...
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
-        ...
 
     def behind_steps(self, work: Callable[[], Tensor]) -> Tensor:
         """Do what reads or writes KV blocks, behind the steps that were launched before; return its result when it is
         done. Called by any thread."""
-        ...
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
         """Begin to make memory [blocks, ...] of the host, to and from which `copy_blocks` copies, and return what waits
         for it. That raises ConfigError where the host has too little.
         """
-        ...
 
     def measure(self) -> Callable[[], MemoryUse]:
         """Return what returns the memory that was taken from now on; none where it is that of the host."""
-        ...
 
     def release_idle(self) -> None:
         """Give back memory of activations that no tensor uses."""
-        ...
 
 
 def open_device(config: DeviceConfig, platform: Platform, place: int = 0) -> Device:

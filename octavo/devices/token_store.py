@@ -19,27 +19,21 @@ class TokenStore(Protocol):
 
     def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
         """Store tokens that the host knows at positions `first`, `first` + 1, … of a line."""
-        ...
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first tokens of line `source` to line `target`."""
-        ...
 
     def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
         """Write token `positions[i]` of line `lines[i]` to `out[i]`, int64 [tokens]."""
-        ...
 
     def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         """Store drawn token i at `positions[i]` of line `lines[i]`."""
-        ...
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
         """Return the first tokens of a line, on the host; valid until the next change."""
-        ...
 
     def on_device(self) -> Tensor:
         """Return all lines, int32 [lines, width], where the device computes; valid until the next change."""
-        ...
 
 
 _FEW = 16

@@ -16,11 +16,9 @@ class Event(Protocol):
 
     def record(self) -> None:
         """Mark what was launched up to now."""
-        ...
 
     def query(self) -> bool:
         """Return whether all that the mark follows has been computed. Raises RuntimeError for a failed device."""
-        ...
 
 
 class OverdueWatch:

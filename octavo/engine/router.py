@@ -31,7 +31,6 @@ class Router(Protocol):
 
     def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
         """Return the one of `replicas` that gets the request. They are those that are ready, by their numbers."""
-        ...
 
 
 class RoundRobin:

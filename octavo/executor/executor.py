@@ -26,22 +26,18 @@ class Executor(Protocol):
     @property
     def sends_tokens(self) -> bool:
         """True when a worker computes rows whose tokens it does not draw: the scheduler sends them with the steps."""
-        ...
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start a step, whose result is ready at once or later; here or there, what a worker raised is raised."""
-        ...
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a named control call on every worker and return their values, one per rank.
 
         `prepare`, `load` and `allocate` come first, once each.
         """
-        ...
 
     def shutdown(self) -> None:
         """Release the workers. Idempotent."""
-        ...
 
 
 class RankWorker(Executor, Protocol):
@@ -50,7 +46,6 @@ class RankWorker(Executor, Protocol):
 
     def poison(self, reason: str) -> None:
         """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
-        ...
 
 
 Notify = Callable[[bytes], None]

@@ -16,23 +16,18 @@ class Eviction(Protocol):
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the blocks, in any order."""
-        ...
 
     def add(self, block: int, num_hits: int) -> None:
         """Add a block without users that was found `num_hits` times. Tails come before their heads."""
-        ...
 
     def remove(self, block: int) -> None:
         """Remove a block that is used again."""
-        ...
 
     def peek(self) -> int:
         """Return the block to evict. Raises KeyError when there is none."""
-        ...
 
     def pop(self) -> int:
         """Remove and return the block to evict. Raises KeyError when there is none."""
-        ...
 
 
 class SpareFirst:

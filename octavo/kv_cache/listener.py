@@ -16,8 +16,6 @@ class BlockListener(Protocol):
 
     def stored(self, group: int, block: int, content: Content) -> None:
         """Note that a block of a cache group has this content, once the step that is being planned has run."""
-        ...
 
     def removed(self, group: int, digest: bytes) -> None:
         """Note that content has left the index of a cache group: it was evicted, invalidated, or reset."""
-        ...

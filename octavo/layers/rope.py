@@ -18,11 +18,9 @@ class Scaling(Protocol):
     @property
     def attention_factor(self) -> float:
         """The factor of cosines and sines."""
-        ...
 
     def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
         """Bend plain frequencies `theta ** (-2i / dim)`, float32 [dim / 2], for sequences of up to `max_model_len`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

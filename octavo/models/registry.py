@@ -148,11 +148,9 @@ class ModelClass(Protocol):
 
     def read(self, c: Checkpoint) -> DecoderConfig:
         """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
-        ...
 
     def __call__(self, config: Any, mesh: Mesh) -> DecoderStack:
         """Make the part of the model that the mesh's rank has."""
-        ...
 
 
 def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_images: bool = True) -> ModelClass:

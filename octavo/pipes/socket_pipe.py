@@ -20,23 +20,18 @@ class Carrier(Protocol):
 
     def send(self, head: bytes, body: memoryview, deadline: float) -> None:
         """Send both; `body` is not read after the return."""
-        ...
 
     def receive_head(self, into: memoryview, deadline: float | None) -> None:
         """Fill `into` from the head of a message. PipeClosed is raised only before its first byte."""
-        ...
 
     def receive_body(self, into: memoryview, deadline: float) -> None:
         """Fill `into` with the whole body."""
-        ...
 
     def interrupt(self) -> None:
         """End what waits, at both ends. Idempotent; from any thread."""
-        ...
 
     def close(self) -> None:
         """Release the connection; no other call is being made, and none but `interrupt` follows."""
-        ...
 
 
 class SocketCarrier:

@@ -19,23 +19,18 @@ class WeightMethod(Protocol):
     @property
     def name(self) -> str:
         """Its name for people and in the identity of packed weights."""
-        ...
 
     def tensors(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """Return what the layer is filled with beside a bias; dimension 0 of each but `order` counts outputs."""
-        ...
 
     def source(self, tensors: Mapping[str, Tensor]) -> Any:
         """Return the weight that `format` packs, made of the filled `tensors`, which may be views of a mapped file."""
-        ...
 
     def format(self, ops: Ops) -> LinearFormat:
         """Return the format that the tensors are brought into."""
-        ...
 
     def pack(self, ops: Ops, shape: LinearShape, tensors: Mapping[str, Tensor], bias: Tensor | None) -> PreparedLinear:
         """Bring the filled `tensors` into the form that computes best, in memory of its own."""
-        ...
 
 
 Methods = Callable[[str], WeightMethod]

@@ -35,22 +35,18 @@ class Part(Protocol):
     @property
     def name(self) -> str:
         """Its name in the checkpoint."""
-        ...
 
     @property
     def dtype(self) -> str:
         """Its type in the words of safetensors (F16, I32)."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape in the checkpoint."""
-        ...
 
     @property
     def values(self) -> Callable[[tuple[tuple[slice, ...], ...]], Tensor]:
         """Returns a view of the file with some parts in memory."""
-        ...
 
 
 Parts = Mapping[str, Part]
@@ -105,11 +101,9 @@ class StoredFormat(Protocol):
 
     def spec_of(self, name: str) -> CodeSpec | None:
         """Return how the config keeps the weight `name`, as far as that is known without headers; None for plain."""
-        ...
 
     def open(self, name: str, parts: Parts) -> StoredWeight:
         """Return the weight that `parts` store. Raises CheckpointError for what contradicts itself or the config."""
-        ...
 
 
 def rows_of(part: Part, rows: slice = ALL) -> Tensor:

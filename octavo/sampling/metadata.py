@@ -21,34 +21,28 @@ class SampledSequence(Protocol):
     @property
     def index(self) -> int:
         """Index of the sequence in its group; part of the key of its draws."""
-        ...
 
     @property
     def params(self) -> SamplingParams:
         """`seed` is set for every request that is not greedy."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int: ...
 
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         """Return the first `count` tokens of prompt and output, a view that is valid during the step."""
-        ...
 
     @property
     def line(self) -> int:
         """The sequence's line of `stored_tokens`."""
-        ...
 
     def stored_tokens(self) -> Tensor:
         """Return the tokens of all sequences, int32 [lines, width], on the device, including drawn tokens that the host
         does not know yet."""
-        ...
 
     @property
     def end_token_ids(self) -> Sequence[int]:
         """Ids that `min_tokens` bars."""
-        ...
 
     @property
     def bad_words_token_ids(self) -> Sequence[Sequence[int]]: ...

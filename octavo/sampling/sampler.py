@@ -23,7 +23,6 @@ class Sampler(Protocol):
 
         A row whose logits are not numbers, or whose tokens are all barred, gets an error; the others are not affected.
         """
-        ...
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """For beam search, return, instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
@@ -32,14 +31,12 @@ class Sampler(Protocol):
         transformers. They are not normalised again, and -inf is a barred token, whose id means nothing. Beside them
         stand the model's own log-probabilities. float32 logits [rows, vocab], which are overwritten.
         """
-        ...
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
         """Return log-probability and rank of one given token in each row of `logits`, float32 [rows, vocab].
 
         With the `num_logprobs` likeliest tokens there. The log-probability is NaN where logits are not numbers.
         """
-        ...
 
 
 class LaunchedDraws(NamedTuple):
@@ -71,22 +68,17 @@ class RepeatableSampler(Protocol):
 
     def may_launch(self, params: SamplingParams) -> bool:
         """Return whether `launch` can draw for a request with these parameters."""
-        ...
 
     def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedDraws:
         """Draw for each of `rows` as `Sampler.sample` does. The device needs nothing more of the host."""
-        ...
 
     def plan(self, sequences: Sequence[SampledSequence], positions: Sequence[int]) -> DrawPlan | None:
         """Return the plan of drawing token `positions[i]` of sequence i; None if that needs more than logits."""
-        ...
 
     def draw(self, logits: Tensor, kind: int, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Draw, with `asked` of the plan on the device. Return the tokens, int64 [rows], and the argument of `read`."""
-        ...
 
     def read(
         self, told: Tensor, sequences: Sequence[SampledSequence], positions: Sequence[int]
     ) -> Callable[[], DrawnTokens]:
         """Begin to copy the drawn tokens to the host, and return a function that waits for them."""
-        ...

@@ -26,43 +26,34 @@ class Proposer(Protocol):
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step in which `num_rows` sequences decode and no prompt is computed, as far as is known.
         Returns False where no draft is wanted: then nothing is proposed in it."""
-        ...
 
     def proposals(self, num_rows: int) -> Proposals:
         """Return what the worker's draft model is to guess for a later step, of `num_rows` sequences that decode."""
-        ...
 
     def drafts_prompt(self, num_computed: int) -> bool:
         """Return whether the worker's draft model is to compute a prompt beside the model, behind its first
         `num_computed` tokens, which were found."""
-        ...
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         """Return at most `max_drafts` (at least 1) ids of the vocabulary that may follow the known tokens; or none."""
-        ...
 
     def note_forced(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
         """Note tokens that have to follow the first `num_known` of a sequence."""
-        ...
 
     def note_proposed(self, group: SequenceGroup, sequence: Sequence, tokens: tuple[int, ...], num_known: int) -> None:
         """Note what the worker's draft model guesses behind the first `num_known` tokens of a sequence."""
-        ...
 
     def note_drafting(self, num_rows: int, num_passes: int, seconds: float) -> None:
         """Note the time of the worker's draft model for `num_rows` rows without prompts; 0 for a step with some."""
-        ...
 
     def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
         """Note the time of a step that has computed `num_tokens` tokens, drafts among them, and no prompt; the time of
         a draft model is not counted. num_plain: 0 for a step with drafts; of one without, how many have come without
         prompts, drafts and a draft model's passes up to it, at least 1."""
-        ...
 
     def note_drawn(self, num_rows: int, num_drawn: int, seconds: float) -> None:
         """Note how many tokens a step with drafts has brought, those behind the end of a sequence not counted, and its
         time without that of a draft model."""
-        ...
 
 
 _NO_DRAFTS: Final[Mapping[int, int]] = MappingProxyType({})

@@ -14,11 +14,9 @@ class GroupQueue(Protocol):
 
     def push(self, group: SequenceGroup) -> None:
         """Add a group: a new one, a preempted one, or one that was removed for the rest of a step."""
-        ...
 
     def remove(self, group: SequenceGroup) -> None:
         """Remove a group, wherever it stands. KeyError when it is not in the queue."""
-        ...
 
 
 class Policy:

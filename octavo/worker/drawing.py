@@ -30,7 +30,6 @@ class RowResults(Protocol):
 
     def results(self, hidden: Tensor, rows: Sequence[BatchRow]) -> list[RowOutput]:
         """Return the results of the rows whose last hidden states are `hidden`, [tokens, hidden], in their order."""
-        ...
 
 
 class Drawing:

@@ -28,7 +28,6 @@ class Launcher(Protocol):
         arguments: the kernel's tensors and numbers, in its order. constants: the kernel's constants, and options that
         differ from `OPTIONS`; TYPE is the name of a type of Triton.
         """
-        ...
 
 
 def launch_by_triton(kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

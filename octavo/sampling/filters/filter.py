@@ -21,11 +21,9 @@ class Filter(Protocol):
 
     def needs(self, params: SamplingParams) -> bool:
         """Return whether it can drop a token of a request with these parameters."""
-        ...
 
     def drop(self, scaled: Tensor, params: Sequence[SamplingParams]) -> None:
         """Set to -inf, in place, what is not kept of `scaled`, float32 [rows, vocab] (see `scale`).
 
         `params` has one entry for each row, and all of them need the filter.
         """
-        ...

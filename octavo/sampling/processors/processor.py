@@ -40,15 +40,12 @@ class LogitsProcessor(Protocol):
 
     def needs(self, params: SamplingParams) -> bool:
         """Return whether a request with these parameters can ever be changed by this processor."""
-        ...
 
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         """Prepare the next `apply` to these rows, whose parameters all need it."""
-        ...
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits`, float32 [rows, vocab], in place."""
-        ...
 
 
 @runtime_checkable
@@ -60,7 +57,6 @@ class MaskingProcessor(LogitsProcessor, Protocol):
 
         It is not changed before the next call for the same sequence.
         """
-        ...
 
 
 class BarringProcessor:
