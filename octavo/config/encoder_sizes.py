@@ -37,7 +37,7 @@ def check_encoder(section: Section | None) -> None:
             check_encoder(section.section(name))
         if value is not None:
             _check_value(section, name, value)
-    rope = section.section("rope_parameters") or Section({}, section.where)
+    rope = section.part("rope_parameters")
     if "rope_theta" in rope.values:  # for which transformers takes a null
         rope.positive_float("rope_theta")
     if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:

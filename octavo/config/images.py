@@ -184,7 +184,7 @@ def _check_patches(settings: Section, config: Section) -> None:
 
 def _check_tiles(settings: Section, config: Section) -> None:
     """Raise CheckpointError for tiles, and for shapes of images in tiles, that Llama 3.2's encoder does not have."""
-    vision = config.section("vision_config") or Section({}, config.where)
+    vision = config.part("vision_config")
     most, shapes = settings.positive("max_image_tiles", 4), vision.values.get("supported_aspect_ratios")
     if most > _MOST_TILES or most != vision.positive("max_num_tiles", 4):
         raise settings.error("max_image_tiles", f"max_num_tiles of vision_config, at most {_MOST_TILES}")
@@ -206,7 +206,7 @@ def _pinpoints(section: Section) -> list[Any]:
 def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
     """Return the setting with the side of images and this side, where an encoder reads those of one size; None of
     others. Raises CheckpointError."""
-    vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.stored.where)
+    vision = checkpoint.stored.part("vision_config")
     is_clip = vision.values.get("model_type") == "clip_vision_model"
     if checkpoint.architecture in _CUT or (is_clip and checkpoint.architecture == "LlavaForConditionalGeneration"):
         side = vision.optional_positive("image_size")
@@ -223,7 +223,7 @@ def _joined_patch(settings: Section, checkpoint: Checkpoint) -> dict[str, Any]:
     for, where nothing joins vectors behind an encoder. Raises CheckpointError."""
     if checkpoint.architecture != GEMMA_UNIFIED:
         return {}
-    vision = checkpoint.stored.section("vision_config") or Section({}, checkpoint.where)
+    vision = checkpoint.stored.part("vision_config")
     joined = vision.positive("pooling_kernel_size", 3)
     if settings.positive("pooling_kernel_size", 3) != joined:
         raise settings.error("pooling_kernel_size", f"that of vision_config, which is {joined}")

@@ -49,7 +49,7 @@ def ernie_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _vision(section: Section) -> dict[str, Any]:
-    vision = section.section("vision_config") or Section({}, section.where)
+    vision = section.part("vision_config")
     own = {name: vision.values[name] for name in _VISION if vision.values.get(name) is not None}
     width = vision.positive("hidden_size", 1280)
     return {

@@ -35,7 +35,7 @@ _OF_IMAGES: Final = {
 def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a config as transformers' class has it. Raises UnsupportedModel for values that no release has."""
     section = Section(config, where)
-    vision = section.section("vision_config") or Section({}, where)
+    vision = section.part("vision_config")
     vision.expect_all(merge_type="sd2_tpool", mm_projector_type="patchmerger", pos_emb_type="divided_fixed")
     stated = {**{f"vt_{name}": value for name, value in vision.values.items()}, **vision.values}
     own = {name: stated[old] for old, name in _OF_VISION.items() if stated.get(old) is not None}

@@ -62,8 +62,7 @@ def phi4_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     section = Section(config, where)
     vision = section.section("vision_config")
     if vision is None:
-        part = section.section("embd_layer") or Section({}, where)
-        layer = part.section("image_embd_layer") or Section({}, where)
+        layer = section.part("embd_layer").part("image_embd_layer")
         layer.expect_all(**_OF_IMAGES)
         side = layer.positive("crop_size", 448)
         vision = Section({"crop_size": side, "image_size": side}, where, "vision_config.")
@@ -85,10 +84,8 @@ def phi4_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _audio(section: Section, part: Section) -> dict[str, Any]:
     """Return the sizes of the encoder of sounds by transformers' names. part: `audio_processor` of the release."""
-    around = section.section("embd_layer") or Section({}, section.where)
-    layer = around.section("audio_embd_layer") or Section({}, section.where)
-    stored = part.section("config") or Section({}, section.where)
-    layer.expect_all(**_OF_SOUNDS)
+    stored = part.part("config")
+    section.part("embd_layer").part("audio_embd_layer").expect_all(**_OF_SOUNDS)
     stored.expect_all(**_OF_ENCODER)
     own = {name: stored.values[old] for name, old in _AUDIO.items() if stored.values.get(old) is not None}
     convolved, bias = (stored.section(name) for name in ("nemo_conv_settings", "relative_attention_bias_args"))

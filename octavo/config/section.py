@@ -125,6 +125,10 @@ class Section:
         overrides = own if isinstance(own, Mapping) else {}
         return Section(self._read(name, dict, {}), self.where, f"{self._path(name)}.", overrides)
 
+    def part(self, name: builtins.str) -> Section:
+        """Return the object `name`, or an empty one when it is absent or null."""
+        return self.section(name) or Section({}, self.where, f"{self._path(name)}.")
+
     def expect(self, name: builtins.str, *allowed: object, default: object = REQUIRED) -> Any:
         """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
 

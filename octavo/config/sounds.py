@@ -62,8 +62,7 @@ def is_granite(checkpoint: Checkpoint) -> bool:
 
 def _granite(config: Section) -> Section:
     """Return the encoder's part with the sizes of the projector beside it. Raises CheckpointError."""
-    section, projector = config.section("encoder_config"), config.section("projector_config")
-    section = section or Section({}, config.where, "encoder_config.")
+    section, projector = config.part("encoder_config"), config.section("projector_config")
     for each in (section, projector):
         check_encoder(each)
     size, rate = config.positive("window_size", 15), config.positive("downsample_rate", 5)

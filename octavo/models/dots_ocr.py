@@ -10,13 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.models.encoder import library_config
 
 
 def read_encoder(c: Checkpoint) -> Any:
     """Return transformers' config of the encoder. Raises CheckpointError or UnsupportedModel."""
-    vision = c.stored.section("vision_config") or Section({}, c.where)
+    vision = c.stored.part("vision_config")
     vision.expect_all(post_norm=True, temporal_patch_size=1)
     width, layers = vision.positive("embed_dim", 1536), vision.positive("num_hidden_layers", 42)
     merged, bias = vision.positive("spatial_merge_size", 2), vision.bool("use_bias", False)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.models.config import DecoderConfig
 from octavo.models.hearing import SoundReader
 from octavo.models.mobilenet import OUTPUTS, MobileNet
@@ -61,7 +60,7 @@ class Gemma3nReader(SoundReader):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        where = c.stored.section("vision_config") or Section({}, c.where)
+        where = c.stored.part("vision_config")
         where.expect_all(architecture="mobilenetv5_300m_enc", hidden_size=OUTPUTS)
         config = super().read(c)
         library: Any = config.library

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
@@ -64,7 +63,7 @@ class NemotronReader(ImageReader):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        vision = c.stored.section("vision_config") or Section({}, c.where)
+        vision = c.stored.part("vision_config")
         vision.expect("use_swiglu_ffn", False, default=False)
         config = super().read(c)
         library: Any = config.library

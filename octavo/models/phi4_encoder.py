@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
@@ -91,7 +90,7 @@ class Phi4Reader(SoundReader):
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config = super().read(c)
-        vision = c.stored.section("vision_config") or Section({}, c.where)
+        vision = c.stored.part("vision_config")
         depth = config.library.vision_config.num_hidden_layers
         if not 0 <= num_layers_read(config.library) <= depth:
             raise vision.error("feature_layer", f"a layer of the encoder, which has {depth}")

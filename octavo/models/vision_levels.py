@@ -37,7 +37,7 @@ def check_features(config: Section, library: Any) -> None:
         # a single 0 is taken for no layer
         if layers == 0 or not each_layer or not all(-depth - 1 <= each <= depth for each in each_layer):
             raise config.error("vision_feature_layer", f"a layer of the encoder, which has {depth}, or several")
-    own = config.section("vision_config") or Section({}, config.where)
+    own = config.part("vision_config")
     for part, name in ((config, "merge_kernel_size"), (own, "window_kernel_size")):
         if part.values.get(name) not in (None, [1, 1], [2, 2], [4, 4]):
             raise part.error(name, "[1, 1], [2, 2] or [4, 4]")

@@ -26,10 +26,10 @@ class Cohere2Images:
     def __init__(self, settings: Section, config: Section) -> None:
         mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
         self._pixels = Pixels.read(settings, 3, mean, std)
-        size = settings.section("size") or Section({}, settings.where)
+        size = settings.part("size")
         self._width, self._height = size.positive("width", 512), size.positive("height", 512)
         self._most = settings.positive("max_patches", 12) if settings.bool("crop_to_patches", True) else 1
-        vision = config.section("vision_config") or Section({}, config.where)
+        vision = config.part("vision_config")
         side = vision.positive("image_size", 224)
         if (self._width, self._height) != (side, side):
             raise settings.error("size", f"the image_size of vision_config, {side} x {side}")
@@ -64,10 +64,10 @@ class Llama4Images:
 
     def __init__(self, settings: Section, config: Section) -> None:
         self._pixels = Pixels.read(settings, 2, [0.5], [0.5], to_bfloat16)
-        size = settings.section("size") or Section({}, settings.where)
+        size = settings.part("size")
         self._side, self._most = size.positive("height", 336), settings.positive("max_patches", 16)
         self._is_enlarged = settings.bool("resize_to_max_canvas", False)
-        side = (config.section("vision_config") or Section({}, config.where)).positive("image_size", 448)
+        side = config.part("vision_config").positive("image_size", 448)
         if (self._side, size.positive("width", 336)) != (side, side):
             raise settings.error("size", f"the image_size of vision_config, {side} x {side}")
 
@@ -118,7 +118,7 @@ class Lfm2VlImages:
 
     def __init__(self, settings: Section, config: Section) -> None:
         self._pixels = Pixels.read(settings, 2, [0.5], [0.5])
-        vision = config.section("vision_config") or Section({}, config.where)
+        vision = config.part("vision_config")
         self._patch: int = settings.expect("encoder_patch_size", vision.positive("patch_size", 16), default=16)
         factor: int = settings.expect("downsample_factor", config.positive("downsample_factor", 2), default=2)
         self._token: int = self._patch * factor
@@ -198,7 +198,7 @@ class DeepseekOcrImages:
 
     def __init__(self, settings: Section, config: Section) -> None:
         self._pixels = Pixels.read(settings, 3, [0.5], [0.5])
-        size = settings.section("size") or Section({}, settings.where)
+        size = settings.part("size")
         self._side, self._tile = size.positive("height", 1024), settings.positive("tile_size", 640)
         self._tiles = settings.positive("min_patches", 2), settings.positive("max_patches", 9)
         self._is_cut = settings.bool("crop_to_patches", True)
@@ -241,9 +241,9 @@ class KimiImages:
 
     def __init__(self, settings: Section, config: Section) -> None:
         self._pixels = Pixels.read(settings, 3, [0.5], [0.5])
-        size = settings.section("size") or Section({}, settings.where)
+        size = settings.part("size")
         self._longest, self._most = size.positive("max_height", 512), settings.positive("max_patches", 16384)
-        vision = config.section("vision_config") or Section({}, config.where)
+        vision = config.part("vision_config")
         self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 14), default=14)
         self._merged: int = settings.expect("merge_size", 2, default=2)
 

@@ -24,7 +24,7 @@ class MuseImages:
 
     def __init__(self, settings: Section, config: Section) -> None:
         self._pixels = Pixels.read(settings, _LANCZOS, [0.5], [0.5])
-        vision = config.section("vision_config") or Section({}, config.where)
+        vision = config.part("vision_config")
         self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 14), default=14)
         self._merged: int = settings.expect("merge_size", vision.positive("merge_size", 2), default=2)
         self._times: int = settings.expect("temporal_patch_size", vision.positive("patch_temporal", 2), default=2)

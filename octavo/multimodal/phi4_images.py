@@ -26,7 +26,7 @@ class Phi4Images:
         settings.expect("resample", 3, default=3)
         # transformers has this filter for the whole grid; tiles are scaled by another
         self._pixels = Pixels.read(settings, 3, [0.5], [0.5])._replace(resample=2)
-        vision = config.section("vision_config") or Section({}, config.where)
+        vision = config.part("vision_config")
         self._side, self._patch = vision.positive("image_size", 448), vision.positive("patch_size", 14)
         settings.expect("patch_size", self._patch, default=self._patch)
         if vision.positive("crop_size", self._side) != self._side:
