@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 
 class OctavoError(Exception):
@@ -62,18 +63,42 @@ class InvalidRequest(OctavoError, ValueError):
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.prompt_index: int | None = None
+        """Which of several prompts it is about (`of_prompt`)."""
         if code is not None:
             self.code = code
 
 
 @contextmanager
-def named_by_the_caller(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Give an InvalidRequest from inside the name that the caller has for the field, in its message too."""
+def of_prompt(index: int) -> Iterator[None]:
+    """Let an InvalidRequest from inside say which of several prompts it is about, where it is about one."""
     try:
         yield
     except InvalidRequest as error:
+        if error.field in _OF_PROMPTS:
+            error.prompt_index = index
+        raise
+
+
+_OF_PROMPTS: Final = ("prompt", "prompt_token_ids", "max_tokens", "min_tokens")
+"""Fields of errors that prompts of other lengths or with other tokens would not have."""
+
+
+@contextmanager
+def named_by_the_caller(field_names: Mapping[str, str], *, lists_prompts: bool = True) -> Iterator[None]:
+    """Give an InvalidRequest from inside the name that the caller has for the field, in its message too, and the place
+    of the prompt. lists_prompts: several prompts are the entries of one field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message = _NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error))
+        if lists_prompts and error.prompt_index is not None:
+            entry = f"{field_names.get('prompt', 'prompt')}[{error.prompt_index}]"
+            message = f"{entry}: {message}"
+            if error.field in ("prompt", "prompt_token_ids"):
+                error.field = entry
         error.field = field_names.get(error.field or "", error.field)
-        error.args = (_NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error)),)
+        error.args = (message,)
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Final
 
 from octavo.config.schema import ModelConfig
@@ -16,6 +17,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.errors import of_prompt
 
 PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -35,21 +37,25 @@ class InputTurns:
         options: RequestOptions | None,
     ) -> list[EngineCoreRequest]:
         """Make the requests of prompts and their ids, whose answers together are within the limits: in a thread where
-        it takes long to tokenise some. Raises InvalidRequest."""
+        it takes long to tokenise some. Raises InvalidRequest, which says of several prompts which one it is about."""
 
-        def process(turn: Sequence[tuple[str, Prompt]]) -> list[EngineCoreRequest]:
-            return [self._input.process(request_id, prompt, params, options) for request_id, prompt in turn]
+        def process(turn: Sequence[tuple[str, Prompt]], first: int) -> list[EngineCoreRequest]:
+            made = []
+            for index, (request_id, prompt) in enumerate(turn, first):
+                with of_prompt(index) if len(prompts) > 1 else nullcontext():
+                    made.append(self._input.process(request_id, prompt, params, options))
+            return made
 
         requests: list[EngineCoreRequest] = []
         for start in range(0, len(prompts), PROMPTS_OF_TURN):
             turn = prompts[start : start + PROMPTS_OF_TURN]
             if sum(len(each.text or "") for _, each in turn if each.token_ids is None) >= LONG_TEXT_CHARS:
-                requests += await asyncio.to_thread(process, turn)
+                requests += await asyncio.to_thread(process, turn, start)
                 continue
             async with self._turn:
                 if start:
                     await asyncio.sleep(0)
-                requests += process(turn)
+                requests += process(turn, start)
         num_listed = requests[0].params.prompt_logprobs if requests else None
         check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
         if (pooling := self._input.vectors.config) is not None:

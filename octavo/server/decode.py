@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
@@ -56,7 +56,10 @@ _DEADLINE: Final = "Seconds in which the first token is due; refused where that 
 
 
 class EngineBody(RequestBody, kw_only=True):
-    """What the bodies of requests that an engine runs have in common."""
+    """What the bodies of requests that an engine runs have in common. lists_prompts: several prompts are the entries of
+    one field."""
+
+    lists_prompts: ClassVar[bool] = True
 
     model: str | None = None
     cache_salt: Annotated[str, Meta(description=_SALT)] | None = None

@@ -107,7 +107,10 @@ class EngineRequests:
             direct,
         )
         async with aclosing(outputs):
-            with named_by_the_caller(field_names), without_details_of_others(self.caller):
+            with (
+                named_by_the_caller(field_names, lists_prompts=self._asked.lists_prompts),
+                without_details_of_others(self.caller),
+            ):
                 async for index, output in outputs:
                     if record is not None:
                         record(output)

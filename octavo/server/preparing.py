@@ -248,7 +248,7 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
     keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
     num_kept = getattr(asked, "truncate_prompt_tokens", None)
     done = []
-    for prompt in prompts:
+    for index, prompt in enumerate(prompts):
         try:
             if isinstance(asked, VectorRequest):
                 params = asked.params()
@@ -264,6 +264,9 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcesso
         except InvalidRequest as error:
             names = (getattr(asked, "texts_field", ""), *_PROMPTS)
             error.field = next(name for name in names if getattr(asked, name, None) is not None)
+            if len(prompts) > 1 and getattr(asked, "lists_prompts", False):
+                error.field = f"{error.field}[{index}]"
+                error.args = (f"{error.field}: {error}",)
             raise
         done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, media=media))
     return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))

@@ -43,7 +43,7 @@ from octavo.engine.replica import ReplicaState
 from octavo.engine.sleep import check_level, check_tags
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.vector_input import VectorInput, pair_of
-from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
+from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge, of_prompt
 from octavo.server.decode import decode
 from octavo.server.preparing import Preparer, TextPolicy
 from octavo.server.sending import OpenRequests
@@ -339,6 +339,8 @@ class FakeAsyncLLM:
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         each = zip(prompts, repeat(params), request_ids, strict=False)
         streams = [self.generate(*one, **msgspec.structs.asdict(options)) for one in each]
+        if len(prompts) > 1:
+            streams = [_of_prompt(*one) for one in enumerate(streams)]
         async with aclosing(merge(streams)) as outputs:
             async for index, output in outputs:
                 if direct is not None and not output.finished and direct.can_take():
@@ -502,6 +504,13 @@ class FakeAsyncLLM:
             for rank, other in enumerate(ranked, 1)
         }
         return {other: logprob for other, logprob in entries.items() if logprob.rank <= num_top or other == token_id}
+
+
+async def _of_prompt(index: int, stream: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
+    async with aclosing(stream):
+        with of_prompt(index):
+            async for output in stream:
+                yield output
 
 
 async def merge(

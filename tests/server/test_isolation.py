@@ -187,3 +187,19 @@ def test_reasons_that_tell_of_others_are_for_those_who_see_all_requests(start: S
     assert blocked("a") == [""] * len(blocked("o"))
     assert all(blocked("o"))
     assert blocked("o")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param", "begins"),
+    [
+        ([[1, 2], [3, 900]], 1, "prompt[1]", "prompt[1]: "),
+        ([[3, 900]], 1, "prompt", "prompt contains 900"),
+        ([[1], [2] * 400], 200, "max_tokens", "prompt[1]: the prompt has 400 tokens and max_tokens"),
+    ],
+)
+def test_of_several_prompts_the_one_that_does_not_fit_is_named(
+    start: Start, prompt: list[list[int]], max_tokens: int, param: str, begins: str
+) -> None:
+    answer = start("").ask("", "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens})
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert answer.error["message"].startswith(begins)

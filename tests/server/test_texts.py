@@ -169,6 +169,26 @@ async def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        (ChatBatchRequest, {"messages": [[USER], [{"role": "user", "content": "b" * 40_000}], [USER]]}, "messages[1]"),
+        (CompletionRequest, {"prompt": ["a", "b" * 40_000]}, "prompt[1]"),
+        (CompletionRequest, {"prompt": ["b" * 40_000]}, "prompt"),
+    ],
+)
+async def test_of_several_prompts_the_one_that_is_too_long_is_named(
+    tmp_path: Path, kind: Any, fields: dict[str, Any], field: str
+) -> None:
+    reads = texts(tmp_path, max_model_len=1000)
+    with pytest.raises(ApiError) as caught:
+        await reads.read(request(fields), kind)
+    assert caught.value.param == field
+    assert str(caught.value).startswith(f"{field}: " * field.endswith("]"))
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("padding", [1, INLINE_BYTES])
 async def test_conversations_of_a_batch_become_the_prompts_that_each_has_alone(tmp_path: Path, padding: int) -> None:
     reads = texts(tmp_path)

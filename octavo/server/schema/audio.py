@@ -15,6 +15,8 @@ AudioFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     """The fields beside `file`: OpenAI's, and the sampling parameters and options of other requests."""
 
+    lists_prompts = False  # but pieces of a sound
+
     prompt: str | None = None
     response_format: AudioFormat = "json"
     language: str | None = None

@@ -222,6 +222,7 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     id_prefix = "rerank-"
     task = None
+    lists_prompts = False
     texts_field = "documents"
 
     query: str
@@ -258,6 +259,7 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     id_prefix = "score-"
     task = None
+    lists_prompts = False
     texts_field = "text_2"
 
     text_1: str | list[str] | None = None

@@ -80,7 +80,9 @@ def test_refusal_names_the_field(server: Served, fields: Any, param: str, code: 
 
 def test_one_conversation_that_is_too_long_refuses_all(server: Served) -> None:
     long = [{"role": "user", "content": "x" * 300}]
-    assert batch(server, [CHATS[0], long]).error["code"] == "context_length_exceeded"
+    error = batch(server, [CHATS[0], long]).error
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert error["message"].startswith("messages[1]: ")
 
 
 def test_all_conversations_end_when_the_client_goes_away(server: Served) -> None:

@@ -175,7 +175,7 @@ def test_requests_of_one_id_do_not_collide_in_the_engine(server: Served) -> None
         ({"prompt": None}, "prompt", "missing_required_parameter"),
         ({"prompt": []}, "prompt", "invalid_value"),
         ({"prompt": ""}, "prompt", "empty_prompt"),
-        ({"prompt": ["a", ""]}, "prompt", "empty_prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]", "empty_prompt"),
         ({"prompt": ["a", 1]}, "prompt", "invalid_value"),
         ({"prompt": [[1, "a"]]}, "prompt[0][1]", "invalid_type"),
         ({"prompt": [-1]}, "prompt[0]", "invalid_value"),
