@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from torch import Tensor, nn
 
@@ -68,6 +68,11 @@ class DecoderStack(nn.Module):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
         raise NotImplementedError
+
+    @classmethod
+    def of_one_more_layer(cls, c: Checkpoint, config: DecoderConfig) -> Mapping[str, Any]:
+        """Return fields of the family's own that `config` has for each layer, with those of a prediction layer too."""
+        return {}
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Sources: DeepSeek's releases; https://arxiv.org/abs/2512.24880 for hyper-connect
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.hyper import HyperHead
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
+from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.layers.routers import TableRouter
 from octavo.models.blocks import SparseMLP
@@ -166,7 +167,7 @@ class HashedLayer(HyperLayer):
 
 
 class DeepseekV4ForCausalLM(StreamsDecoder):
-    """The whole model. Layers that predict further tokens are not read."""
+    """The whole model. Its prediction layer attends to a window alone, and chooses experts by itself."""
 
     IGNORED = (*StreamsDecoder.IGNORED, r"mtp\..*")
 
@@ -186,7 +187,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
         )
         _check_released(c, layers, dim)
         compressions = _read_compressions(c, layers, dim)
-        main, other = (read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True) for kind in ("main", "compress"))
+        main, other = (_read_rope(c, dim, kind) for kind in ("main", "compress"))
         groups = c.positive("o_groups", 8)
         if heads % groups:
             raise c.error("o_groups", f"a divisor of num_attention_heads, which is {heads}")
@@ -214,6 +215,13 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             hashed=_read_hashed(c, layers),
         )
 
+    @classmethod
+    def of_one_more_layer(cls, c: Checkpoint, config: Any) -> Mapping[str, Any]:
+        """config: a `DeepseekV4Config`."""
+        main = _read_rope(c, config.heads.dim, "main")
+        own = {"compressions": None, "hashed": False, "ropes": main}
+        return {name: (*getattr(config, name), each) for name, each in own.items()}
+
     def __init__(self, c: DeepseekV4Config, mesh: Mesh) -> None:
         super().__init__(
             c,
@@ -227,6 +235,10 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
         for pattern, own in _RELEASED:
             name = pattern.sub(own, name)
         return name
+
+
+def _read_rope(c: Checkpoint, dim: int, kind: str) -> Rope:
+    return read_rope(c, dim, kind=kind, share=64 / 512, interleaved=True)
 
 
 def _check_released(c: Checkpoint, layers: int, dim: int) -> None:

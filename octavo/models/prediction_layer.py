@@ -20,12 +20,14 @@ from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import LMHead
+from octavo.layers.hyper import HyperHead
 from octavo.layers.linear import ColumnLinear
-from octavo.models.blocks import stream_norm
+from octavo.models.blocks import GatedLayer, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.hybrid import ATTENTION, HybridConfig
 from octavo.models.registry import ModelClass, resolve_model
+from octavo.models.streams import StreamsConfig, StreamsDecoder
 from octavo.models.weight_files import checkpoint_tensors
 
 _COUNTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -40,7 +42,8 @@ class Layout(NamedTuple):
     the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense, is_windowed: whether
     the layer has no experts, and a window, where others have them and config.json does not say. are_states_first:
     whether states stand before embeddings in what the layer reads. reads_stream: whether states are the model's stream
-    before its last norm. pattern: the key that has a letter for each layer, where there are several.
+    before its last norm, or its streams. has_one_stream: whether the layer has one where others have several. pattern:
+    the key that has a letter for each layer, where there are several.
     """
 
     names: Mapping[str, str] = MappingProxyType({})
@@ -50,6 +53,7 @@ class Layout(NamedTuple):
     is_windowed: bool = False
     are_states_first: bool = False
     reads_stream: bool = False
+    has_one_stream: bool = False
     pattern: str | None = None
 
 
@@ -77,7 +81,23 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
         has_norm=False,
         is_dense=True,
     ),
+    "DeepseekV4ForCausalLM": Layout(
+        {
+            "mtp.0.norm.": "shared_head.norm.",
+            "mtp.0.hc_head_": "hc_head.hc_",
+            "mtp.0.head.": "shared_head.head.",
+            "mtp.0.emb.tok_emb.": "embed_tokens.",
+            "mtp.0.": "",
+        },
+        reads_stream=True,
+    ),
+    "Glm5NextForConditionalGeneration": Layout(is_normed=True, has_one_stream=True),
     "HYV3ForCausalLM": _FINAL_NORM,
+    "HYV4ForCausalLM": Layout(
+        {"model.mtp_layers.0.final_layernorm.": "shared_head.norm.", "model.mtp_layers.0.": ""},
+        is_normed=True,
+        has_one_stream=True,
+    ),
     "BailingMoeV2ForCausalLM": _FINAL_NORM,
     "MiMoV2FlashForCausalLM": Layout(
         {
@@ -155,21 +175,26 @@ class PredictionLayer(DecoderStack):
             own["ropes"] = (*config.ropes, next((each for each in alike if each), None))
         if isinstance(config, HybridConfig):
             own["kinds"] = (*("elsewhere",) * config.num_layers, *kinds)
-        return replace(config, **own)
+        if cls.layout.has_one_stream:
+            own["layer"] = GatedLayer
+        return replace(config, **{**own, **super().of_one_more_layer(c, config)})
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
-        self.norm = None
+        self.norm = self.hc_head = None
         self.add = addition()
         layer = self._layer
         layer.enorm, layer.hnorm = stream_norm(c), stream_norm(c)
-        layer.eh_proj = ColumnLinear(2 * c.hidden_size, c.hidden_size, Mesh.single())
+        self._add_projections(c)
         layer.shared_head = nn.Module()
         if self.layout.has_norm:
             layer.shared_head.norm = stream_norm(c)
         if self.has_own_head:
             layer.shared_head.head = LMHead(c.hidden_size, c.vocab_size, Mesh.single())
         self._lent: tuple[DecoderStack] | None = None
+
+    def _add_projections(self, c: DecoderConfig) -> None:
+        self._layer.eh_proj = ColumnLinear(2 * c.hidden_size, c.hidden_size, Mesh.single())
 
     @property
     def received_size(self) -> int | None:
@@ -231,6 +256,36 @@ class PredictionLayer(DecoderStack):
         return model.embed_tokens.mesh.gather(model.compute_logits(hidden))[:, : self.config.vocab_size].contiguous()
 
 
+class StreamsPredictionLayer(PredictionLayer):
+    """A layer that reads all streams of the model, [tokens, streams · hidden], and returns its own.
+
+    The embedding is added to each of them, both behind a projection. Source: DeepSeek-V4's releases.
+    """
+
+    config: StreamsConfig
+
+    def _add_projections(self, c: Any) -> None:
+        layer, size = self._layer, c.hidden_size
+        layer.e_proj, layer.h_proj = (ColumnLinear(size, size, Mesh.single()) for _ in range(2))
+        layer.hc_head = HyperHead(c.streams)
+
+    @property
+    def received_size(self) -> int | None:
+        return self.config.streams.width
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """Return the streams behind the layer, [tokens, streams · hidden]."""
+        assert batch.received is not None
+        layer, streams = self._layer, self.config.streams
+        states = layer.h_proj(layer.hnorm(batch.received.hidden.reshape(-1, streams.dim)))
+        embedded = layer.e_proj(layer.enorm(self._embedded(batch))).repeat_interleave(streams.count, 0)
+        x, _ = layer(self.add(states, embedded).view(-1, streams.width), None, batch)
+        return x
+
+    def _normed(self, stream: Tensor) -> Tensor:
+        return super()._normed(self._layer.hc_head(stream))
+
+
 def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
     """Return the class of a checkpoint's first prediction layer, and the mesh whose rank has that layer alone.
 
@@ -249,7 +304,9 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
         )
     has_own_head = any(name.endswith(_OWN_HEADS) for name in names)
     own = {"layout": layout, "has_own_head": has_own_head}
-    made: Any = type(f"{family.__name__}Prediction", (PredictionLayer, family), own)
+    has_streams = issubclass(family, StreamsDecoder) and not layout.has_one_stream
+    base = StreamsPredictionLayer if has_streams else PredictionLayer
+    made: Any = type(f"{family.__name__}Prediction", (base, family), own)
     total, num_own = made.read(c).num_layers, len(_kinds(c, made))
     # the last rank, which has its layers alone: earlier ones have what is left over
     return made, Mesh(pipeline=Axis(total // num_own - 1, total // num_own))

@@ -34,13 +34,14 @@ class Stored(NamedTuple):
 
     blocks: what begins the names of its layers, each of which is like the layer of the model beside it, counted from
     the end below 0. offset: what is added to weights of norms. config: other values of config.json. window: tokens that
-    the layer sees; None for all. reads_stream: whether states are streams before the last norm. mlp_norm: the name of
-    the norm before the MLP.
+    the layer sees; None for all. reads_stream: whether states are streams before the last norm. mlp_norm: the name
+    of the norm before the MLP. has_one_stream: whether it has one where the model has several. streams: what begins the
+    names of two projections and a head, of a layer with several streams. sizes: other sizes of the model.
     """
 
     enorm: str = "model.layers.{}.enorm"
     hnorm: str = "model.layers.{}.hnorm"
-    eh_proj: str = "model.layers.{}.eh_proj"
+    eh_proj: str | None = "model.layers.{}.eh_proj"
     norm: str | None = "model.layers.{}.shared_head.norm"
     head: str | None = None
     blocks: tuple[tuple[str, int], ...] = (("model.layers.{}.", -1),)
@@ -51,13 +52,16 @@ class Stored(NamedTuple):
     window: int | None = None
     reads_stream: bool = False
     mlp_norm: str = "post_attention_layernorm"
+    has_one_stream: bool = False
+    streams: str | None = None
+    sizes: dict[str, Any] = {}
 
     def own_names(self, count: int, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Yield names of a model of `count` layers, and those that its prediction layer has for the same."""
         for block, like in self.blocks:
             source = f"layers.{like % count}."
             for name in names:
-                if source in name:
+                if source in name and not (self.has_one_stream and "hc_" in name):
                     rest = name.partition(source)[2].replace("post_attention_layernorm", self.mlp_norm)
                     yield name, block.format(count) + rest
 
@@ -84,6 +88,27 @@ FAMILIES = {
     "ernie4_5_moe": Stored(
         *("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", None),
         blocks=(("model.mtp_block.0.", 0),),
+    ),
+    "deepseek_v4": Stored(
+        *("mtp.0.enorm", "mtp.0.hnorm", None, "mtp.0.norm"),
+        blocks=(("mtp.0.", 2),),
+        window=5,
+        reads_stream=True,
+        streams="mtp.0.",
+        sizes={"mlp_layer_types": ["hash_moe", "moe", "moe", "moe"]},
+    ),
+    "glm5_next": Stored(
+        *(f"model.language_model.layers.{{}}.{name}" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+        blocks=(("model.language_model.layers.{}.", 1),),
+        is_normed=True,
+        has_one_stream=True,
+        sizes={"index_topk": 15},
+    ),
+    "hy_v4": Stored(
+        *(f"model.mtp_layers.0.{name}" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+        blocks=(("model.mtp_layers.0.", -1),),
+        is_normed=True,
+        has_one_stream=True,
     ),
     "hy_v3": Stored(norm="model.layers.{}.final_layernorm", is_normed=True),
     "mellum": MTP._replace(blocks=(("mtp.layers.0.", 0),), config={}, window=7),
@@ -139,7 +164,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def write_predicting(family: str, folder: Path) -> Path:
     """Write a random model of a family with a prediction layer."""
     stored = FAMILIES[family]
-    make_checkpoint(family, folder, vocab_size=VOCABULARY)
+    make_checkpoint(family, folder, vocab_size=VOCABULARY, **stored.sizes)
     config = json.loads((folder / "config.json").read_text())
     config.get("text_config", config).update(stored.config)
     (folder / "config.json").write_text(json.dumps(config))
@@ -160,6 +185,11 @@ def write_predicting(family: str, folder: Path) -> Path:
             own[f"{name.format(count)}.weight"] = torch.randn(shape, generator=generator) / hidden**0.5 + (
                 len(shape) == 1
             )
+    if stored.streams is not None:
+        count, shapes = config["hc_mult"], {f"{each}_proj.weight": (hidden, hidden) for each in "eh"}
+        shapes |= {"hc_head_fn": (count, count * hidden), "hc_head_base": (count,), "hc_head_scale": (1,)}
+        for name, shape in shapes.items():
+            own[stored.streams + name] = torch.randn(shape, generator=generator) / hidden**0.5
     save_file(tensors | own, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return write_byte_tokenizer(folder)
 
@@ -290,12 +320,18 @@ class _Layer:
         save_file({name: moved[name] for name in kept}, str(folder / "model.safetensors"), metadata={"format": "pt"})
         self.model = load_oracle(folder).get_decoder()
         self.layers = [self.model.layers[like] for _, like in self.stored.blocks]
+        if (streams := self.stored.streams) is not None:
+            self.weights |= {each: tensors[f"{streams}{each}_proj.weight"] for each in "eh"}
+            for name, parameter in self.model.hc_head.named_parameters():
+                parameter.data = tensors[f"{streams}hc_head_{name.removeprefix('hc_')}"]
 
     def states(self, library: Any, tokens: list[int]) -> Tensor:
         """Return what the layer reads of the model's states at tokens, [tokens, hidden]."""
         streams: list[Tensor] = []
         if self.stored.reads_stream:
-            library.get_decoder().norm.register_forward_pre_hook(lambda _, given: streams.append(given[0][0]))
+            decoder = library.get_decoder()
+            last = decoder.norm if self.stored.streams is None else decoder.hc_head
+            last.register_forward_pre_hook(lambda _, given: streams.append(given[0][0].flatten(1)))
         normed: Tensor = library(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0]
         return streams[-1] if streams else normed
 
@@ -305,27 +341,43 @@ class _Layer:
 
     def streams(self, known: list[int], states: Tensor) -> Tensor:
         embedded = self.embed.weight[torch.tensor(known[1:])]
+        named = self.named(embedded)
+        if self.stored.streams is not None:
+            states = self.norm(states.view(len(embedded), -1, embedded.shape[1]), "hnorm") @ self.weights["h"].T
+            x = states + (self.norm(embedded, "enorm") @ self.weights["e"].T)[:, None]
+            streams: Tensor = self.layers[0](x[None], **named)[0].flatten(1)
+            return streams
         read = self.norm(embedded, "enorm"), self.norm(states, "hnorm")
         x = torch.cat(read[::-1] if self.stored.are_states_first else read, 1) @ self.weights["eh_proj"].T
+        for layer in self.layers:
+            if self.stored.has_one_stream:
+                x = x + layer.self_attn(layer.input_layernorm(x[None]), **named)[0][0]
+                x = x + layer.mlp(layer.post_attention_layernorm(x[None]))[0]
+            else:
+                out = layer(x[None], **named)
+                x = (out[0] if isinstance(out, tuple) else out)[0]
+        return self.norm(x, "norm") if self.stored.is_normed else x
+
+    def named(self, x: Tensor) -> dict[str, Any]:
+        """Return what transformers' layers read beside x [tokens, hidden]."""
         count = len(x)
         positions = torch.arange(count)[None]
         ahead = positions - positions.T
         hidden = (ahead > 0) | (ahead <= -(self.stored.window or count))
-        named: dict[str, Any] = {
-            "attention_mask": torch.zeros(count, count).masked_fill(hidden, -torch.inf)[None, None]
-        }
-        if hasattr(self.model, "rotary_emb"):
+        mask = torch.zeros(count, count).masked_fill(hidden, -torch.inf)[None, None]
+        if not hasattr(self.model, "rotary_emb"):
+            has_pools = hasattr(self.model.config, "index_kpool")
+            return {"attention_mask": positions >= 0 if has_pools else mask}
+        if self.stored.streams is not None:
+            turned: Any = {"main": self.model.rotary_emb(x[None], positions, "main")}
+        else:
             kind = () if self.stored.window is None else ("sliding_attention",)
-            named |= {
-                "position_ids": positions,
-                "position_embeddings": self.model.rotary_emb(x[None], positions, *kind),
-            }
-        for layer in self.layers:
-            out = layer(x[None], **named)
-            x = (out[0] if isinstance(out, tuple) else out)[0]
-        return self.norm(x, "norm") if self.stored.is_normed else x
+            turned = self.model.rotary_emb(x[None], positions, *kind)
+        return {"attention_mask": mask, "position_ids": positions, "position_embeddings": turned}
 
     def logits(self, stream: Tensor) -> Tensor:
+        if self.stored.streams is not None:
+            stream = self.model.hc_head(stream.view(1, 1, -1, len(self.weights["norm"])))[0, 0]
         if not self.stored.is_normed and self.stored.norm is not None:
             stream = self.norm(stream, "norm")
         logits: Tensor = stream @ self.weights.get("head", self.head.weight).T
