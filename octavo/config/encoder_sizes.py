@@ -37,17 +37,9 @@ def check_encoder(section: Section | None) -> None:
             check_encoder(section.section(name))
         if value is not None:
             _check_value(section, name, value)
-    rope = section.part("rope_parameters")
-    if "rope_theta" in rope.values:  # for which transformers takes a null
-        rope.positive_float("rope_theta")
-    if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:
-        raise rope.error("partial_rotary_factor", "a share of a head, at most 1")
+    _check_rope(section.part("rope_parameters"))
     _check_heads(section)
-    for name, parts in _AT_LEAST:
-        if all(type(section.values.get(each)) is int for each in (name, *parts)):
-            least = math.prod(map(section.int, parts))
-            if section.int(name) < least:
-                raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
+    _check_least(section)
     equal = [each for each in _EQUAL if section.values.get(each) is not None]
     for name in equal[1:]:
         if section.int(name) != section.int(equal[0]):
@@ -75,6 +67,22 @@ def _check_value(section: Section, name: str, value: object) -> None:
         section.positive_float(name)
     elif section.positive(name) > most:
         raise section.error(name, f"at most {most:,}")
+
+
+def _check_rope(rope: Section) -> None:
+    if "rope_theta" in rope.values:  # for which transformers takes a null
+        rope.positive_float("rope_theta")
+    if rope.positive_float("partial_rotary_factor", 1.0) > 1.0:
+        raise rope.error("partial_rotary_factor", "a share of a head, at most 1")
+
+
+def _check_least(section: Section) -> None:
+    """Raise CheckpointError where an image has no patch, or a window none that can be merged."""
+    for name, parts in _AT_LEAST:
+        if all(type(section.values.get(each)) is int for each in (name, *parts)):
+            least = math.prod(map(section.int, parts))
+            if section.int(name) < least:
+                raise section.error(name, f"at least {' times '.join(parts)}, which is {least}")
 
 
 def _check_heads(section: Section) -> None:
