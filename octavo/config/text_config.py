@@ -170,12 +170,10 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
     `where` is the file for messages. Raises CheckpointError where `text_config` is no object.
     """
-    text = Section(config, where).section(TEXT_CONFIG)
-    values = dict(config)
-    for name, value in text.values.items() if text else ():
-        if value is not None and (name not in OF_THE_WHOLE or values.get(name) is None):
-            values[name] = value
-    around = config.get("model_type")
+    text = Section(config, where).part(TEXT_CONFIG).values
+    of_whole = {name for name in OF_THE_WHOLE if config.get(name) is not None}
+    values = {**config, **{name: value for name, value in text.items() if value is not None and name not in of_whole}}
+    around, model_type = (str(each.get("model_type")) for each in (config, values))
     if around == "paligemma":  # true there of prompts alone
         values.pop("use_bidirectional_attention", None)
     # where one of the two states it, head and embedding are one
@@ -183,23 +181,23 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         values["tie_word_embeddings"] = True
     elif around in _LOOSE_AROUND:
         values["tie_word_embeddings"] = False
-    model_type = values.get("model_type")
     stated = any(values.get(name) is not None for name in ("rope_parameters", "rope_scaling", "rope_theta"))
-    if not stated and isinstance(model_type, str) and model_type in _STRETCHED:
+    if not stated and model_type in _STRETCHED:
         raise Section(values, where).error("rope_parameters", f"the rotary parameters, which {model_type} states")
-    for of, defaults in ((model_type, _DEFAULTS), (around, _DEFAULTS_AROUND)):
-        for name, value in defaults.get(of, {}).items() if isinstance(of, str) else ():
-            if values.get(name) is None:
-                values[name] = value
-    for name, other in _OTHER_NAMES.get(model_type, {}).items() if isinstance(model_type, str) else ():
-        if values.get(name) is None and other in values:
-            values[name] = values[other]
-    if isinstance(model_type, str) and model_type in _CHANGES:
+    values = _filled(values, {**_DEFAULTS_AROUND.get(around, {}), **_DEFAULTS.get(model_type, {})})
+    others = _OTHER_NAMES.get(model_type, {})
+    values = _filled(values, {name: values[other] for name, other in others.items() if other in values})
+    if model_type in _CHANGES:
         values |= _CHANGES[model_type](values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), Mapping):
             values[name] = _of_text(values[name])
     return values
+
+
+def _filled(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with defaults for those that are absent or null."""
+    return {**values, **{name: value for name, value in defaults.items() if values.get(name) is None}}
 
 
 def _gemma3_rope(values: Mapping[str, Any]) -> dict[str, Any]:
