@@ -16,7 +16,6 @@ class KeysAndValues(msgspec.Struct, frozen=True, tag=True):
     head_dim: int
 
     def render(self) -> str:
-        """Return what is kept in words."""
         return f"keys and values of {self.kv_heads} x {self.head_dim} per token"
 
 
@@ -30,7 +29,6 @@ class Latent(msgspec.Struct, frozen=True, tag=True):
     value_size: int
 
     def render(self) -> str:
-        """Return what is kept in words."""
         return f"a latent of {self.size} per token"
 
 
@@ -50,7 +48,6 @@ class Indexed(msgspec.Struct, frozen=True, tag=True):
         return 2 * self.kv_heads * self.head_dim + self.index_size
 
     def render(self) -> str:
-        """Return what is kept in words."""
         return f"keys and values of {self.kv_heads} x {self.head_dim} and a key of {self.index_size} per token"
 
 
@@ -72,7 +69,6 @@ class IndexedLatent(msgspec.Struct, frozen=True, tag=True):
         return self.size + self.index_size
 
     def render(self) -> str:
-        """Return what is kept in words."""
         key = f" and a key of {self.index_size}" if self.index_size else ""
         return f"a latent of {self.size}{key} per token"
 
@@ -96,7 +92,6 @@ class Spaced(msgspec.Struct, frozen=True, tag=True):
         return num_blocks_for(block_size, self.stride)
 
     def render(self) -> str:
-        """Return what is kept in words."""
         return f"a vector of {self.size:,} " + ("per token" if self.stride == 1 else f"for every {self.stride} tokens")
 
 
@@ -106,7 +101,6 @@ class State(msgspec.Struct, frozen=True, tag=True):
     num_values: int
 
     def render(self) -> str:
-        """Return what is kept in words."""
         return f"a state of {self.num_values:,} float32 per block"
 
 
@@ -129,13 +123,12 @@ class Encoded(msgspec.Struct, frozen=True, tag=True):
         return self.num_inputs * num_blocks_for(self.num_tokens, block_size) * block_size
 
     def render(self) -> str:
-        """Return what is kept in words."""
         count = f"{self.num_inputs} x {self.num_tokens:,}" if self.num_inputs > 1 else f"{self.num_tokens:,}"
         return f"keys and values of {self.kv_heads} x {self.head_dim} for {count} vectors of the encoder"
 
 
 Kept = KeysAndValues | Latent | Indexed | IndexedLatent | Spaced | State | Encoded
-"""What a layer keeps of a sequence."""
+"""What a layer keeps of a sequence; `render` says it in words."""
 
 
 class LayerCache(msgspec.Struct, frozen=True):
