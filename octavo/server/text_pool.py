@@ -79,8 +79,7 @@ class TextPool:
 
     async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
-        mark = SHORT_JOBS if sum(map(len, pieces)) <= SHORT_JOB_BYTES else LONG_JOBS
-        message = await self._in_turn(self._lanes[mark], kind, pieces, sender)
+        message: FromWorker = Elsewhere(SHORT_JOBS if sum(map(len, pieces)) <= SHORT_JOB_BYTES else LONG_JOBS)
         while isinstance(message, Elsewhere):
             message = await self._in_turn(self._lanes[message.mark], kind, pieces, sender)
         if isinstance(message, Done):
