@@ -38,7 +38,7 @@ from octavo.core.messages import (
     ToCore,
     Wake,
 )
-from octavo.core.processes import end_with, report_failure, run_reporting
+from octavo.core.processes import end_now, end_with, report_failure, run_reporting
 from octavo.engine.control_calls import CHANGING, NOT_WAITED_FOR
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
@@ -312,9 +312,7 @@ def run() -> NoReturn:
         exit_code = main()
     except SystemExit:  # of SIGTERM
         exit_code = 0
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # all is released; taking the modules apart one by one would take another second
+    end_now(exit_code)
 
 
 if __name__ == "__main__":

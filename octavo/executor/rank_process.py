@@ -24,7 +24,7 @@ from octavo import __version__
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.processes import end_with, report_failure, run_reporting
+from octavo.core.processes import end_now, end_with, report_failure, run_reporting
 from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
 from octavo.executor.channel import (
@@ -136,6 +136,4 @@ def main(open_worker: OpenWorker) -> int:
 
 if __name__ == "__main__":
     import_ahead()
-    exit_code = main(open_rank)
-    sys.stderr.flush()
-    os._exit(exit_code)  # all is released; taking the modules apart one by one would take another second
+    end_now(main(open_rank))

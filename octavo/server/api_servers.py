@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -227,9 +226,7 @@ def run() -> NoReturn:
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    processes.end_now(code)
 
 
 if __name__ == "__main__":
