@@ -39,6 +39,20 @@ def tagged(call: str, tag: str, joint: str, calls: str = "{}") -> str:
     return calls.format(joint.join(texts))
 
 
+def dsml(calls: str) -> str:
+    """Write the calls as DeepSeek does. calls: the name of the tag around them."""
+    tag = '<D|parameter name="KEY" string="true">VALUE</D|parameter>'
+    text = tagged('<D|invoke name="NAME">\nBODY</D|invoke>', tag, "\n", f"<D|{calls}>\n{{}}\n</D|{calls}>")
+    return text.replace("D|", "｜DSML｜")
+
+
+def hunyuan(suffix: str, behind_name: str, line: str) -> str:
+    """Write the calls as Hy3 and Hy4 do. suffix: of tags. line: what stands between a key and its value."""
+    parts = f"<tool_call>NAME{behind_name}BODY</tool_call>", f"<arg_key>KEY</arg_key>{line}<arg_value>VALUE</arg_value>"
+    call, tag, calls = (each.replace(">", f"{suffix}>") for each in (*parts, "<tool_calls>\n{}\n</tool_calls>"))
+    return tagged(call, tag, "\n", calls)
+
+
 TEXTS = {
     "kimi_k2": "<|tool_calls_section_begin|>"
     + "".join(
@@ -60,12 +74,10 @@ TEXTS = {
         'N<invoke name="h">N<s>it\'sN</s>N<on>trueN</on>N<off>nullN</off>N</invoke>\n'
         "N</tool_call>"
     ).replace("N<", "]<]minimax[>[<"),
-    "deepseek_v32": tagged(
-        '<｜DSML｜invoke name="NAME">\nBODY</｜DSML｜invoke>',
-        '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>',
-        "\n",
-        "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>",
-    ),
+    **{name: dsml(calls) for name, calls in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))},
+    "hy_v3": hunyuan("", "<tool_sep>\n", "\n"),
+    "hy_v3_suffixed": hunyuan(":opensource", "<tool_sep>\n", "\n"),
+    "hy_v4": hunyuan(":opensource", "", ""),
     "seed_oss": tagged(
         "<seed:tool_call>\n<function=NAME>\nBODY</function>\n</seed:tool_call>",
         "<parameter=KEY>VALUE</parameter>",
@@ -185,6 +197,11 @@ def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> No
     [
         ("{{ '<|tool_calls_section_begin|>' }} <|tool_call_argument_begin|> </think>", "kimi_k2+think"),
         ("'<minimax:tool_call>' <invoke name= <parameter name= </think>", "minimax_m2+think"),
+        ("{%- set dsml_token = '｜DSML｜' -%} '<' + dsml_token + 'tool_calls>' </think>", "deepseek_v4+think"),
+        ("'<｜DSML｜function_calls>' </think>", "deepseek_v32+think"),
+        ("'<tool_calls>' '<tool_call>' '<tool_sep>' '<arg_key>' '<arg_value>' </think>", "hy_v3+think"),
+        ("'<tool_calls:opensource>' '<tool_sep:opensource>' '<arg_key' '<arg_value' </think>", "hy_v3_suffixed"),
+        ("{% set s=':opensource' %} '<tool_calls{}>' '<arg_key{}>' '<arg_value{}>' </think>", "hy_v4"),
         ("{%- set ns_token = ']<]minimax[>[' -%} '<tool_call>' '<mm:think>' <invoke name= </think>", "minimax_m3"),
         ("<tool_call> <arg_key> </arg_key> <arg_value> </think> <assistant>", "glm+think"),
         ("<seed:think> <seed:tool_call> <function= <parameter=", "seed_oss"),

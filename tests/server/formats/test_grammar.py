@@ -59,6 +59,8 @@ CLOSERS = (
     "</｜DSML｜parameter>",
     "</think>",
     "</tool_call>",
+    "</tool_call:opensource>",
+    "</arg_value:opensource>",
     "<|end|>",
     "<|call|>",
 )
