@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
@@ -149,18 +149,31 @@ def locate(
         raise CheckpointError(
             f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
         )
+    wanted = _Wanted(model, revision, text_files, with_weights)
     if source == "modelscope":
-        return _from_modelscope(model, revision, cache_dir, with_weights, text_files)
+        return _from_modelscope(wanted, cache_dir)
     if named := _GGUF_NAME.fullmatch(model):
         # hubs have files of both spellings, in one part or several
         files = [f"*[-.]{kind}{end}.gguf" for kind in {named[2].upper(), named[2].lower()} for end in ("", "-*-of-*")]
-        wanted = [*files, _ENCODER] if with_encoder else files
-        path = _from_hugging_face(named[1], revision, endpoint, cache_dir, False, wanted)
+        wanted = _Wanted(named[1], revision, [*files, _ENCODER] if with_encoder else files, with_weights=False)
+        path = _from_hugging_face(wanted, endpoint, cache_dir)
         found = sorted(each for pattern in files for each in path.glob(pattern) if not is_mmproj(each))
         if not found:
             raise CheckpointError(f"{model}: {named[1]} has no GGUF file of type {named[2]}; look at its list of files")
         return found[0]
-    return _from_hugging_face(model, revision, endpoint, cache_dir, with_weights, text_files)
+    return _from_hugging_face(wanted, endpoint, cache_dir)
+
+
+class _Wanted(NamedTuple):
+    """What is downloaded of a model on a hub."""
+
+    model: str
+    revision: str | None
+    text_files: Sequence[str]
+    with_weights: bool
+
+    def __str__(self) -> str:
+        return f"{self.model} at revision {self.revision}" if self.revision else self.model
 
 
 def _shipped() -> Path:
@@ -173,14 +186,7 @@ def _shipped() -> Path:
     return path
 
 
-def _from_hugging_face(
-    model: str,
-    revision: str | None,
-    endpoint: str | None,
-    cache_dir: Path | None,
-    with_weights: bool,
-    text_files: Sequence[str],
-) -> Path:
+def _from_hugging_face(wanted: _Wanted, endpoint: str | None, cache_dir: Path | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -189,83 +195,72 @@ def _from_hugging_face(
         RevisionNotFoundError,
     )
 
-    snapshot = partial(snapshot_download, model, endpoint=endpoint, cache_dir=cache_dir)
+    snapshot = partial(snapshot_download, wanted.model, endpoint=endpoint, cache_dir=cache_dir)
     hub = endpoint or "the Hugging Face hub"
     offline = offline_variable()
-    asked = f"{model} at revision {revision}" if revision else model
-    near = suggestion(model, [BUILTIN_MODEL])
+    near = suggestion(wanted.model, [BUILTIN_MODEL])
     try:
-        path = _download(snapshot, revision, text_files, with_weights, by_commit=True)
+        path = _download(snapshot, wanted, by_commit=True)
     except GatedRepoError as error:
         raise CheckpointError(
-            f"{asked}: {hub} gives it only to those who accepted its terms; accept them on its page, then log in with "
+            f"{wanted}: {hub} gives it only to those who accepted its terms; accept them on its page, then log in with "
             "`hf auth login` or set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{asked}: {hub} has no such model, and there is no such file or directory; check the name, and if the "
+            f"{wanted}: {hub} has no such model, and there is no such file or directory; check the name, and if the "
             f"model is private log in with `hf auth login` or set HF_TOKEN{near}"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{asked}: {hub} has the model but not this revision; check branch, tag or commit"
+            f"{wanted}: {hub} has the model but not this revision; check branch, tag or commit"
         ) from error
     except LocalEntryNotFoundError as error:
         if offline is not None:
-            raise _offline(asked, hub, offline) from error
+            raise _offline(wanted, hub, offline) from error
         raise CheckpointError(
-            f"{asked}: {hub} cannot be reached, and there is no such file or directory and no complete download of "
+            f"{wanted}: {hub} cannot be reached, and there is no such file or directory and no complete download of "
             f"such a model; check the connection, or give the path of a file or directory{near}"
         ) from error
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
-        raise CheckpointError(f"{asked}: the download from {hub} failed: {_reason(error)}") from error
-    is_file = any(each.endswith(".gguf") for each in text_files)
-    if not is_file and not (path / CONFIG).is_file() and "gguf" in model.lower():
+        raise CheckpointError(f"{wanted}: the download from {hub} failed: {_reason(error)}") from error
+    is_file = any(each.endswith(".gguf") for each in wanted.text_files)
+    if not is_file and not (path / CONFIG).is_file() and "gguf" in wanted.model.lower():
         raise UnsupportedModel(
-            f"{asked}: has no {CONFIG}, and by its name holds GGUF files; name the type of one of them, such as "
-            f"{model}:Q4_K_M, or use the model that they were made from"
+            f"{wanted}: has no {CONFIG}, and by its name holds GGUF files; name the type of one of them, such as "
+            f"{wanted.model}:Q4_K_M, or use the model that they were made from"
         )
-    if offline is not None and with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
-        raise _offline(asked, hub, offline)
+    if offline is not None and wanted.with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
+        raise _offline(wanted, hub, offline)
     return path
 
 
-def _offline(asked: str, hub: str, variable: str) -> CheckpointError:
+def _offline(wanted: _Wanted, hub: str, variable: str) -> CheckpointError:
     return CheckpointError(
-        f"{asked}: {hub} is not asked, because {variable} is set, and there is no such file or directory and no "
+        f"{wanted}: {hub} is not asked, because {variable} is set, and there is no such file or directory and no "
         f"complete download of such a model; unset {variable} to download it, or give the path of a file or directory"
     )
 
 
-def _from_modelscope(
-    model: str, revision: str | None, cache_dir: Path | None, with_weights: bool, text_files: Sequence[str]
-) -> Path:
+def _from_modelscope(wanted: _Wanted, cache_dir: Path | None) -> Path:
     try:
         snapshot_download = import_module("modelscope.hub.snapshot_download").snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"{model}: ModelScope's library is not installed; run `pip install modelscope`, or take the model from "
-            "Hugging Face (model_source huggingface)"
+            f"{wanted.model}: ModelScope's library is not installed; run `pip install modelscope`, or take the model "
+            "from Hugging Face (model_source huggingface)"
         ) from error
 
-    snapshot = partial(snapshot_download, model, cache_dir=None if cache_dir is None else str(cache_dir))
+    snapshot = partial(snapshot_download, wanted.model, cache_dir=None if cache_dir is None else str(cache_dir))
     try:
-        return _download(snapshot, revision, text_files, with_weights)
+        return _download(snapshot, wanted)
     except Exception as error:
         # the library's own errors have no common base
-        asked = f"{model} at revision {revision}" if revision else model
-        raise CheckpointError(f"{asked}: the download from ModelScope failed: {_reason(error)}") from error
+        raise CheckpointError(f"{wanted}: the download from ModelScope failed: {_reason(error)}") from error
 
 
-def _download(
-    snapshot: Callable[..., Any],
-    revision: str | None,
-    text_files: Sequence[str],
-    with_weights: bool,
-    *,
-    by_commit: bool = False,
-) -> Path:
+def _download(snapshot: Callable[..., Any], wanted: _Wanted, *, by_commit: bool = False) -> Path:
     """Download texts, and weights in the first form that there is; return their directory.
 
     by_commit: that directory is called after its commit, and weights are downloaded of the same commit.
@@ -274,15 +269,15 @@ def _download(
     def fetch(patterns: Sequence[str], revision: str | None, never: Sequence[str] = _NEVER) -> Path:
         return Path(snapshot(revision=revision, allow_patterns=list(patterns), ignore_patterns=list(never)))
 
-    path = fetch(text_files, revision)
-    same = path.name if by_commit else revision
+    path = fetch(wanted.text_files, wanted.revision)
+    same = path.name if by_commit else wanted.revision
     folders = [each.relative_to(path) for _, each in listed_modules(path) or () if each != path]
     if folders:
         fetch([f"{folder}/{file}" for folder in folders for file in _MODULE_FILES], same, ())
     config = path / CONFIG
-    if with_weights and config.is_file() and (adapter := adapter_files(read_json_object(config))):
+    if wanted.with_weights and config.is_file() and (adapter := adapter_files(read_json_object(config))):
         fetch(adapter, same, ())
-    for patterns in _WEIGHT_FILES if with_weights else ():
+    for patterns in _WEIGHT_FILES if wanted.with_weights else ():
         path = fetch(patterns, same)
         if any(path.glob(patterns[0])):
             break
