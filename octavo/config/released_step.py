@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMES: Final = {
-    "max_position_embeddings": "max_seq_len",
-    "n_routed_experts": "moe_num_experts",
-    "num_experts_per_tok": "moe_top_k",
-    "num_key_value_heads": "num_attention_groups",
-}
-"""Today's names of keys, and those of the releases."""
 _LISTS: Final = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
 """Lists whose last elements are those of layers that predict further tokens."""
 _KINDS: Final = ("layer_types", "mlp_layer_types")
@@ -19,7 +12,7 @@ _KINDS: Final = ("layer_types", "mlp_layer_types")
 
 def step_layout(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of today that follow from those of the releases; what is malformed stays as it is."""
-    made = {ours: values[name] for ours, name in _NAMES.items() if values.get(ours) is None and name in values}
+    made: dict[str, Any] = {}
     layers = values.get("num_hidden_layers")
     if not isinstance(layers, int):
         return made

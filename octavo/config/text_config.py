@@ -132,6 +132,12 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "bailing_hybrid": _OF_KIMI,
     "kimi_linear": _OF_KIMI,
+    "step3p5": {
+        "max_position_embeddings": "max_seq_len",
+        "n_routed_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_top_k",
+        "num_key_value_heads": "num_attention_groups",
+    },
 }
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")
