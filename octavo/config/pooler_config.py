@@ -35,30 +35,35 @@ class PoolerConfig(TypedDict, total=False):
 
 def with_overrides(found: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:
     """Return the config with what `given` says in its place. Raises ConfigError."""
-    for name, value in given.items():
-        if name not in _KINDS:
-            raise ConfigError(f"pooler_config has {name}, expected one of {', '.join(_KINDS)}")
-        if value is not None and type(value) not in _KINDS[name]:
-            raise ConfigError(f"pooler_config: {name} is {shown(value)}, expected {_KINDS[name][0].__name__}")
-    kinds = [given[name] for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type") if given.get(name)]
+    kinds = _types(given)
     for kind in kinds:
         if kind in _OF_PROMPTS:
             found = msgspec.structs.replace(found, modes=(_OF_PROMPTS[kind],), size=_size(found))
-        elif kind not in _OF_TOKENS:
-            raise ConfigError(f"pooler_config: {shown(kind)} is no type, expected CLS, LAST, MEAN, ALL or STEP")
     task = given.get("task")
     if task is None and any(kind in _OF_TOKENS for kind in kinds):
         task = _TASK_OF_TOKENS.get(found.task)
     if task is not None and task != found.task:
         found = _for_task(found, task)
-    step, applies = given.get("step_tag_id"), given.get("use_activation")
-    if step is not None:
+    if (step := given.get("step_tag_id")) is not None:
         found = msgspec.structs.replace(found, step_token_id=step)
-    if applies is None:
-        return found
-    if found.task in (EMBED, TOKEN_EMBED):
+    applies = given.get("use_activation")
+    if applies is not None and found.task in (EMBED, TOKEN_EMBED):
         return msgspec.structs.replace(found, normalize=applies)
-    return found if applies else msgspec.structs.replace(found, activation="identity")
+    return msgspec.structs.replace(found, activation="identity") if applies is False else found
+
+
+def _types(given: Mapping[str, Any]) -> list[str]:
+    """Return the types of pooling among the values. Raises ConfigError for names and values that there are not."""
+    for name, value in given.items():
+        if name not in _KINDS:
+            raise ConfigError(f"pooler_config has {name}, expected one of {', '.join(_KINDS)}")
+        if value is not None and type(value) not in _KINDS[name]:
+            raise ConfigError(f"pooler_config: {name} is {shown(value)}, expected {_KINDS[name][0].__name__}")
+    types = [given[name] for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type") if given.get(name)]
+    for each in types:
+        if each not in _OF_PROMPTS and each not in _OF_TOKENS:
+            raise ConfigError(f"pooler_config: {shown(each)} is no type, expected CLS, LAST, MEAN, ALL or STEP")
+    return types
 
 
 def _for_task(found: PoolingConfig, task: str) -> PoolingConfig:
