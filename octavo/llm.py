@@ -53,7 +53,8 @@ class LLM:
     `model` is a hub name or a directory; None takes OCTAVO_MODEL, else octavo-tiny, the demonstration model that ships
     with the package. Every other keyword is a field of EngineArgs; an unknown one is a ConfigError that names the
     nearest. Use it as a context manager, or call `close`, to release the memory. `target_step_ms` is 0 by default:
-    whole outputs are returned, so throughput counts and the time between tokens does not.
+    whole outputs are returned, so throughput counts and the time between tokens does not. Several threads may use it at
+    once: their requests run in the same steps.
     """
 
     def __init__(self, model: str | None = None, **keywords: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +23,9 @@ from octavo.errors import ConfigError, InvalidRequest, RequestFailed, named_by_t
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
+_STILL_S: Final = 0.01
+"""How often a call looks whether a pause has ended."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +38,10 @@ class Batches:
         self._numbers = itertools.count()
         self._outputs: dict[str, RequestOutput | None] = {}
         """By the ids of requests whose outputs are not returned yet: the last output, None before there is one."""
+        self._added: list[str] = []
+        """The requests whose outputs the next `wait` returns."""
+        self._waits: list[set[str]] = []
+        """For each call that waits, of any thread: the requests that have not ended."""
 
     def run(
         self,
@@ -56,7 +64,9 @@ class Batches:
     ) -> list[str]:
         """Add requests, whose outputs `wait` returns, and return their ids."""
         with deferred_interrupt() as interrupt:
-            return self._add_all(prompts, sampling_params, options, {}, interrupt)
+            request_ids = self._add_all(prompts, sampling_params, options, {}, interrupt)
+            self._added += request_ids
+            return request_ids
 
     def wait(self, use_tqdm: bool | None) -> list[RequestOutput]:
         """Return the outputs of all requests that `add` has added since the last call, in their order.
@@ -64,13 +74,14 @@ class Batches:
         Raises ConfigError while a sleep or a pause holds them back; they are kept. Raises RequestFailed where others
         have stepped the engine and have got outputs.
         """
-        request_ids = list(self._outputs)
-        try:
-            self._engine.check_awake("a request that was added")
-        except ConfigError:
-            self._step()  # it returns what a sleep has aborted
-            if None in self._outputs.values():
-                raise
+        with self._engine.turns:
+            try:
+                self._engine.check_awake("a request that was added")
+            except ConfigError:
+                self._step()  # it returns what a sleep has aborted
+                if any(self._outputs[each] is None for each in self._added):
+                    raise
+            request_ids, self._added = self._added, []
         with deferred_interrupt() as interrupt, ProgressBar(len(request_ids), shown=use_tqdm) as progress:
             return self._wait(request_ids, progress, interrupt)
 
@@ -88,7 +99,8 @@ class Batches:
         self._outputs.update(dict.fromkeys(request_ids))
         try:
             for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
-                self._outputs[request_id] = self._add(request_id, make_prompt, one, each, field_names)
+                with self._engine.turns:
+                    self._outputs[request_id] = self._add(request_id, make_prompt, one, each, field_names)
                 interrupt.check()
         except BaseException:
             self._abort(request_ids)
@@ -97,16 +109,13 @@ class Batches:
 
     def _wait(self, request_ids: Sequence[str], progress: ProgressBar, interrupt: Interrupt) -> list[RequestOutput]:
         before = msgspec.structs.replace(self._engine.stats)
-        missing = {request_id for request_id in request_ids if self._outputs[request_id] is None}
+        with self._engine.turns:
+            missing = {request_id for request_id in request_ids if self._outputs[request_id] is None}
+            self._waits.append(missing)
         try:
             while missing:
-                missing -= self._step()
+                self._step_for(missing)
                 interrupt.check()
-                if missing and not self._engine.has_unfinished_requests():
-                    raise RequestFailed(
-                        f"{len(missing)} requests have ended in steps that others ran, which got their outputs; leave "
-                        "step of the engine to wait_for_completion"
-                    )
                 stats = self._engine.stats
                 progress.update(
                     len(request_ids) - len(missing),
@@ -116,14 +125,33 @@ class Batches:
         except BaseException:
             self._abort(request_ids)
             raise
+        finally:
+            self._waits = [each for each in self._waits if each is not missing]
         found = [self._outputs.pop(request_id) for request_id in request_ids]
         return [output for output in found if output is not None]
 
-    def _step(self) -> set[str]:
-        """Run a step; return the ids of the requests that have ended, of which it keeps the outputs."""
-        ended = [output for output in self._engine.step() if output.finished and output.request_id in self._outputs]
-        self._outputs.update((output.request_id, output) for output in ended)
-        return {output.request_id for output in ended}
+    def _step_for(self, missing: set[str]) -> None:
+        """Run a step, unless another thread has run the last one that these requests needed."""
+        with self._engine.turns:
+            if not missing:
+                return
+            self._step()
+            if missing and not self._engine.has_unfinished_requests():
+                raise RequestFailed(
+                    f"{len(missing)} requests have ended in steps that others ran, which got their outputs; leave "
+                    "step of the engine to wait_for_completion"
+                )
+            is_still = self._engine.core.is_still
+        if is_still:  # another thread has begun a pause or a sleep, and ends it
+            time.sleep(_STILL_S)
+
+    def _step(self) -> None:
+        """Run a step, and keep the last outputs of all requests that end in it, also those of other threads."""
+        with self._engine.turns:
+            ended = [output for output in self._engine.step() if output.finished and output.request_id in self._outputs]
+            self._outputs.update((output.request_id, output) for output in ended)
+            for missing in self._waits:
+                missing.difference_update(output.request_id for output in ended)
 
     def _params_of_each(self, params: Any, num_prompts: int) -> list[Any]:
         if params is None:
@@ -162,14 +190,15 @@ class Batches:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """End requests, and forget them."""
-        self._engine.abort_request(request_ids)
-        mine = frozenset(request_ids)
-        others = [each for each, output in self._outputs.items() if output is None and each not in mine]
-        try:
-            while self._engine.has_unfinished_requests():
-                self._step()
-                if others:
-                    break  # the step has returned the outputs of those that are aborted
-        finally:
-            for request_id in request_ids:
-                del self._outputs[request_id]
+        with self._engine.turns:
+            self._engine.abort_request(request_ids)
+            mine = frozenset(request_ids)
+            others = [each for each, output in self._outputs.items() if output is None and each not in mine]
+            try:
+                while self._engine.has_unfinished_requests():
+                    self._step()
+                    if others:
+                        break  # the step has returned the outputs of those that are aborted
+            finally:
+                for request_id in request_ids:
+                    del self._outputs[request_id]

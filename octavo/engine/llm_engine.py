@@ -33,6 +33,7 @@ from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.pause import check_mode
 from octavo.engine.request_counts import RequestCounts
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
+from octavo.engine.thread_turns import ThreadTurns, in_turn
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 
 @says_what_it_lacks
 class LLMEngine:
-    """Input processor, engine core and output processor in this process. Not thread-safe.
+    """Input processor, engine core and output processor in this process.
+
+    Threads may share it: calls take turns, and `step` returns the outputs of all their requests.
 
     Every request that `add_request` accepts gets exactly one output with `finished` from `step`, aborted ones too.
     input: makes requests of prompts.
@@ -60,6 +63,7 @@ class LLMEngine:
     ) -> None:
         """woken: set when a core that waits for blocks is to step again."""
         self._woken = woken or threading.Event()
+        self.turns = ThreadTurns()
         self.config = config
         self.tokenizer = tokenizer
         self.stats = SchedulerStats()
@@ -120,6 +124,7 @@ class LLMEngine:
         """Return the prompt that a conversation becomes. Raises InvalidRequest."""
         return self.input.render_chat(messages, options)
 
+    @in_turn
     def add_request(
         self,
         request_id: str,
@@ -140,6 +145,7 @@ class LLMEngine:
         self._output.add(request, prompt.text)
         self.core.add_requests([request])
 
+    @in_turn
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; the next step returns their final outputs (finish reason "abort").
 
@@ -151,6 +157,7 @@ class LLMEngine:
         if aborted and self._error is None:
             self.core.abort_requests([request.request_id for request in aborted])
 
+    @in_turn
     def step(self) -> list[RequestOutput]:
         """Run one step, and return what is new for callers. Raises EngineDeadError after a failure."""
         self._check_alive()
@@ -214,6 +221,7 @@ class LLMEngine:
         prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
+    @in_turn
     def check_awake(self, what: str) -> None:
         """Raise ConfigError while a sleep or a pause would let something wait for ever."""
         self.core.sleep.check_awake(what)
@@ -224,6 +232,7 @@ class LLMEngine:
         """Return whether the engine has neither weights nor KV cache."""
         return self.core.sleep.is_on
 
+    @in_turn
     def sleep(self, level: int = 1, mode: str = "keep") -> None:
         """Give back memory, as `LLM.sleep` does; at level 0 nothing is computed until `wake_up`.
 
@@ -257,6 +266,7 @@ class LLMEngine:
         folder = WeightFolder(Path(self.config.model.path), named_tensors)
         self._update_weights(folder.path, folder)
 
+    @in_turn
     def _update_weights(self, path: str | Path, folder: WeightFolder | None) -> None:
         try:
             self.call("update_weights", checkpoint_path(path))
@@ -265,15 +275,18 @@ class LLMEngine:
             if folder is not None:  # the one before, or that of an update that failed
                 folder.close()
 
+    @in_turn
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, such as `reset_prefix_cache`. Raises ConfigError for an unknown name."""
         self._check_alive()
         return self.core.call(method, *arguments)
 
+    @in_turn
     def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted up to its last step, under vLLM's names."""
         return read_metrics(self.config.model.served_model_names[0], self.stats, self._counts)
 
+    @in_turn
     def shutdown(self) -> None:
         """Release the model. Open requests get no further output. Idempotent."""
         self._error = self._error or EngineDeadError("the engine has been shut down")

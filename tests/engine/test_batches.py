@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,3 +108,39 @@ def test_a_wait_for_outputs_that_others_have_got_ends(llm: LLM) -> None:
     with pytest.raises(RequestFailed, match="2 requests have ended in steps that others ran"):
         llm.wait_for_completion(use_tqdm=False)
     assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_threads_share_an_engine_and_their_requests_run_together(llm: LLM) -> None:
+    prompts = [f"{number} and" for number in range(12)]
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=5)
+    expected = tokens(llm.generate(prompts, params))
+    steps = llm.engine.stats.num_steps
+    llm.generate(prompts[:1], params)
+    steps_alone = llm.engine.stats.num_steps - steps
+    llm.enqueue(PROMPTS, PARAMS)
+    steps = llm.engine.stats.num_steps
+    barrier = threading.Barrier(len(prompts))
+
+    def generate(prompt: str) -> list[int]:
+        barrier.wait(100)
+        return tokens(llm.generate(prompt, params))[0]
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert list(threads.map(generate, prompts)) == expected
+    assert llm.engine.stats.num_steps - steps < len(prompts) * steps_alone * 0.8, "they ran one after the other"
+    assert len(llm.wait_for_completion()) == len(PROMPTS)
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_thread_waits_while_another_lets_the_engine_pause(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
+    expected = tokens(llm.generate("One", params))
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(llm.generate, "One", params)
+        while not llm.engine.has_unfinished_requests():
+            time.sleep(0.001)
+        llm.sleep(level=0)
+        time.sleep(0.1)
+        assert not running.done() or tokens(running.result()) == expected
+        llm.wake_up()
+        assert tokens(running.result(100)) == expected

@@ -1,0 +1,74 @@
+"""Threads that use one engine take turns, in the order in which they ask."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThreadTurns:
+    """A lock that its owner may take again. Whoever releases it gives it to the thread that has waited longest: one
+    that steps the engine in a loop would otherwise have it again before any other thread runs."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._mutex:
+            if self._owner in (None, me):
+                self._owner = me
+                self._depth += 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        try:
+            turn.acquire()
+        except BaseException:  # Ctrl-C; the turn may have come meanwhile
+            with self._mutex:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._pass_on()
+            raise
+        self._owner, self._depth = me, 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._mutex:
+            self._depth -= 1
+            if not self._depth:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._owner, self._depth = None, 0
+        if self._waiting:
+            self._owner = -1  # nobody else may take it before the thread runs
+            self._waiting.popleft().release()
+
+
+class _Shared(Protocol):
+    turns: ThreadTurns
+
+
+S = TypeVar("S", bound=_Shared)
+
+
+def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let a method run while no other thread runs one of its object, which has `turns`."""
+
+    @functools.wraps(method)
+    def run(self: S, *arguments: P.args, **keywords: P.kwargs) -> T:
+        with self.turns:
+            return method(self, *arguments, **keywords)
+
+    return run
