@@ -6,7 +6,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,19 +56,14 @@ class ThreadTurns:
             self._waiting.popleft().release()
 
 
-class _Shared(Protocol):
-    turns: ThreadTurns
-
-
-S = TypeVar("S", bound=_Shared)
+S = TypeVar("S", bound=Any)
 
 
 def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Let a method run while no other thread runs one of its object, which has `turns`."""
 
-    @functools.wraps(method)
-    def run(self: S, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def run(self: S, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         with self.turns:
             return method(self, *arguments, **keywords)
 
-    return run
+    return functools.update_wrapper(run, method)

@@ -30,9 +30,9 @@ _CHUNK: Final = 64 << 10
 
 
 class MustReadElsewhere(Exception):
-    """A URL takes time, for which nothing that others wait for may be kept busy.
+    """What is to be read takes time, for which nothing that others wait for may be kept busy.
 
-    fetches: it has to be fetched; else only the image takes time.
+    fetches: a URL has to be fetched; else only reading takes time.
     """
 
     def __init__(self, *, fetches: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.vector_input import num_unseen_of
 from octavo.errors import InvalidRequest
+from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import RequestBody
 from octavo.server.formats.format import AUTO
 from octavo.server.formats.reading import ModelFormat
@@ -45,6 +47,8 @@ from octavo.server.schema.vectors import InputRequest, VectorRequest
 
 _PROMPTS: Final = ("prompt_embeds", "messages", "input", "prompt")
 """The fields that prompts are made of; a request has one of them."""
+
+T = TypeVar("T")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -80,6 +84,8 @@ class Preparer:
 
     tools: InputProcessor
     policy: TextPolicy
+    most_s: float | None = None
+    """Processor time after which a request with several prompts is left to where nobody waits for it."""
 
     @cached_property
     def format(self) -> ModelFormat:
@@ -124,7 +130,7 @@ class Preparer:
 
     def _of_each(self, asked: ChatBatchRequest, limits: RenderLimits | None) -> list[Prompt]:
         prompts: list[Prompt] = []
-        for index in range(len(asked.messages)):
+        for index in within(self.most_s, range(len(asked.messages))):
             with of_conversation(index):
                 prompts += self.prompts(asked.chat(index), limits)
         return prompts
@@ -243,12 +249,23 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     prompts: list[PreparedPrompt]
 
 
-def prepared(asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcessor) -> bytes:
-    """Return an encoded `Prepared`. Raises InvalidRequest."""
+def within(most_s: float | None, items: Iterable[T]) -> Iterator[T]:
+    """Yield what there is. Raises MustReadElsewhere when that has taken more processor time than `most_s`."""
+    began = time.process_time()
+    for item in items:
+        yield item
+        if most_s is not None and time.process_time() - began > most_s:
+            raise MustReadElsewhere(fetches=False)
+
+
+def prepared(
+    asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcessor, most_s: float | None = None
+) -> bytes:
+    """Return an encoded `Prepared`. most_s: as of a `Preparer`. Raises InvalidRequest."""
     keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
     num_kept = getattr(asked, "truncate_prompt_tokens", None)
     done = []
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(within(most_s, prompts)):
         try:
             if isinstance(asked, VectorRequest):
                 params = asked.params()

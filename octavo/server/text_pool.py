@@ -33,7 +33,7 @@ from octavo.server.text_process import (
 )
 
 SHORT_JOB_BYTES: Final = 256 << 10
-"""Bodies up to this size have a worker of their own, which no longer one keeps busy."""
+"""Bodies up to this size have a worker of their own, which no job keeps busy for longer than `SHORT_JOB_CPU_S`."""
 
 SILENCE_S: Final = 4 * JOB_CPU_S
 """Seconds after which a worker that has sent no result is ended. On a busy machine a job takes longer than its
@@ -59,7 +59,7 @@ class _Lane:
 
 class TextPool:
     """Worker processes for work on text: one for short jobs, two for long ones, eight for those that wait
-    for other hosts. The first job of a kind starts them.
+    for other hosts. The first job of a kind starts them. A short body that takes long becomes a long job.
 
     A sender has at most one job with the workers of a lane, so that the jobs of senders take turns. The processes end
     with the event loop that they were started on.
@@ -81,7 +81,10 @@ class TextPool:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
         message: FromWorker = Elsewhere(SHORT_JOBS if sum(map(len, pieces)) <= SHORT_JOB_BYTES else LONG_JOBS)
         while isinstance(message, Elsewhere):
-            message = await self._in_turn(self._lanes[message.mark], kind, pieces, sender)
+            mark = message.mark
+            message = await self._in_turn(self._lanes[mark], kind, pieces, sender)
+            if mark == SHORT_JOBS and isinstance(message, Ended) and message.signal == signal.SIGPROF:
+                message = Elsewhere(LONG_JOBS)  # it took more time than others are to wait
         if isinstance(message, Done):
             return message.value
         raise _error_of(message)

@@ -33,6 +33,12 @@ from octavo.server.sounds import HEAR, hear
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""
 
+SHORT_JOB_CPU_S: Final = 0.2
+"""Processor time that a job may take in the worker for short ones, for which those of others wait; it ends one that
+takes more, and the job begins again in a worker for long ones."""
+SHORT_TURN_S: Final = 0.05
+"""Processor time after which such a job with many prompts goes there by itself."""
+
 WORKER_MEMORY: Final = 1 << 30
 """Bytes that a worker may use beyond what it starts with."""
 
@@ -74,12 +80,12 @@ class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=True):
 FromWorker = Done | Failed | Ended | Elsewhere
 
 
-def work(connection: socket.socket, do: Callable[[str, bytes], bytes]) -> None:
+def work(connection: socket.socket, do: Callable[[str, bytes], bytes], job_cpu_s: float) -> None:
     """Do the jobs that come over a socket, as a frame with the kind and a frame with the body, until it is closed."""
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     while (kind := frames.read(connection)) is not None and (body := frames.read(connection)) is not None:
         _end_when_closed(connection, True)
-        signal.setitimer(signal.ITIMER_PROF, JOB_CPU_S)  # its signal ends the process, also inside a library
+        signal.setitimer(signal.ITIMER_PROF, job_cpu_s)  # its signal ends the process, also inside a library
         result = _result(do, kind.decode(), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _end_when_closed(connection, False)
@@ -109,7 +115,7 @@ def _result(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
 def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, mark: bytes) -> None:
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    preparer = Preparer(tools, setup.policy)
+    preparer = Preparer(tools, setup.policy, SHORT_TURN_S if mark == SHORT_JOBS else None)
     # an image of a few kilobytes may take a second, a sound fifteen, which short jobs do not wait for
     tools.media.urls.reads_images, tools.media.urls.waits_for_hosts = mark != SHORT_JOBS, mark == FETCHES
 
@@ -121,14 +127,14 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
         asked: RequestBody = decode(body, resolve_name(kind))
         if isinstance(asked, TokensRequest):
             return msgspec.msgpack.encode(preparer.response(asked))
-        return prepared(asked, preparer.prompts(asked), tools)
+        return prepared(asked, preparer.prompts(asked), tools, preparer.most_s)
 
     if (process := os.fork()) == 0:
         _limit_memory()
         if mark != SHORT_JOBS:
             os.nice(_LONG_JOBS_NICENESS)  # long jobs take no processor from the model that others wait for
         with suppress(BrokenPipeError, ConnectionResetError):  # the server has closed the connection
-            work(connection, do)
+            work(connection, do, SHORT_JOB_CPU_S if mark == SHORT_JOBS else JOB_CPU_S)
         return
     _, status = os.waitpid(process, 0)
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -155,6 +161,8 @@ def main() -> int:
         tokenizer.releases_lock = False  # nothing else runs here, and its threads cost memory
         tools = InputProcessor(setup.input, tokenizer=tokenizer, chat_template=template)
         tools.media.warm_up()
+        if template is not None:
+            template.compile()  # once, and not in each worker
         while True:
             word, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not word:

@@ -21,6 +21,7 @@ from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.preparing import Prepared, TextPolicy, TextSetup, TokensResponse
 from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.chat_batch import ChatBatchRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
 from octavo.server.sounds import HEAR
@@ -148,6 +149,30 @@ async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(t
     assert order.index("short") < order.index("long 2")
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("template", "batch"),
+    [
+        # many prompts, of which each takes little time, and one that takes much
+        ("{% for m in messages %}[user]{{ m['content'] }}{% endfor %}", [MESSAGES] * 2000),
+        ("{% for a in range(8) %}{% for b in range(60000) %}{% endfor %}{% endfor %}[user]", [MESSAGES]),
+    ],
+    ids=["many", "one"],
+)
+async def test_a_short_body_that_takes_long_leaves_the_worker_for_short_ones(
+    tmp_path: Path, template: str, batch: Any
+) -> None:
+    pool = TextPool(setup(tmp_path, chat_template=template))
+    short, long, _ = pool._lanes.values()
+    asked = body(messages=batch)
+    assert sum(map(len, asked)) < SHORT_JOB_BYTES
+    done = msgspec.msgpack.decode(await pool.run(name_of(ChatBatchRequest), asked, "a"), type=Prepared)
+    assert len(done.prompts) == len(batch)
+    assert len(long.idle) == 1
+    assert len(short.idle) == (len(batch) > 1), "the system has ended it within a prompt"
+    assert prompts_of(await pool.run(COMPLETION, body(prompt="a"), "b")) == [[97]]
+
+
 def test_a_host_that_is_silent_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 4}'
@@ -198,13 +223,13 @@ finds_workers = pytest.mark.skipif(
 )
 
 
-async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) -> ApiError:
+async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool, num_letters: int = 1) -> ApiError:
     """The error of the job that a worker is at when it gets a signal. Jobs beside it must succeed."""
-    await pool.run(COMPLETION, body(prompt="a"))
+    await pool.run(COMPLETION, body(prompt="a" * num_letters))
     stopped = workers_of(pool)
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
-    job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a"))))
+    job = asyncio.create_task(error_of(pool.run(COMPLETION, body(prompt="a" * num_letters))))
     others = [asyncio.create_task(pool.run(COMPLETION, body(prompt="b"))) for _ in range(4)]
     await asyncio.sleep(0.05)
     for process in stopped:
@@ -219,19 +244,19 @@ async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) 
 @pytest.mark.anyio
 @finds_workers
 @pytest.mark.parametrize(
-    ("number", "status", "code"),
+    ("number", "num_letters", "status", "code"),
     [
-        (signal.SIGPROF, 400, "request_too_expensive"),
-        (signal.SIGABRT, 400, "request_too_expensive"),
-        (signal.SIGKILL, 503, "server_busy"),
+        (signal.SIGPROF, SHORT_JOB_BYTES, 400, "request_too_expensive"),
+        (signal.SIGABRT, 1, 400, "request_too_expensive"),
+        (signal.SIGKILL, 1, 503, "server_busy"),
     ],
 )
 async def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
-    tmp_path: Path, number: signal.Signals, status: int, code: str
+    tmp_path: Path, number: signal.Signals, num_letters: int, status: int, code: str
 ) -> None:
     """It ends as the system ends one whose job takes too long, as a library that gets no memory, or from outside."""
     pool = TextPool(setup(tmp_path))
-    refused = await refused_by_a_worker_that_gets(number, pool)
+    refused = await refused_by_a_worker_that_gets(number, pool, num_letters)
     assert (refused.status, refused.code) == (status, code)
 
 
