@@ -245,7 +245,8 @@ class Dispatch:
 
     def note_pause(self, mode: str) -> None:
         """Note which requests a pause that begins is to end."""
-        self._aborting = list(self.entries.values()) if mode == "abort" else []
+        if mode == "abort":  # otherwise those of the pause before end with it, if it is not complete yet
+            self._aborting = list(self.entries.values())
 
     def take_aborting(self) -> list[str]:
         """Return, once, those that no core has ended: they waited for one, or were on their way to another."""

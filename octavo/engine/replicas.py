@@ -347,7 +347,7 @@ class Replicas:
         self._lasting.note(method, arguments, value)
         if self._split is not None and method in ("reset_prefix_cache", "pause"):
             self._split.forget()
-        if value is True and method in ("pause", "pause_is_complete"):
+        if method in ("resume", "wake_up") or (value is True and method in ("pause", "pause_is_complete")):
             await self._abort_rest()
         return value
 

@@ -374,6 +374,30 @@ async def test_an_aborting_pause_ends_requests_that_wait_for_a_core(tmp_path: Pa
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("follows", ["pause", "resume"])
+async def test_what_follows_an_aborting_pause_forgets_none_that_it_ends(tmp_path: Path, follows: str) -> None:
+    """A core is started again, and requests that wait for it end when the pause is complete, or with what follows."""
+    async with fleet(tmp_path, real_core(), 2) as (llm, cores):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 4)
+        cores.may_start.clear()
+        kill(llm)
+        await eventually(lambda: bool(llm._client._dispatch.suspects))
+        num_open = len(llm._client._dispatch.entries)
+        assert await llm.call("pause", "abort", True) is False, "the outputs of the other core are under way"
+        if follows == "pause":
+            await llm.pause_generation(mode="keep")
+        else:
+            await llm.resume_generation()
+        ended = await asyncio.wait_for(asyncio.gather(*reading), 20)
+        reasons = [{each.finish_reason for each in sequences.values()} for sequences, _ in ended]
+        assert sum("abort" in each for each in reasons) == num_open
+        assert llm._client._dispatch.entries == {}
+        cores.may_start.set()
+        await eventually(lambda: llm.stats.num_restarts == 1)
+
+
+@pytest.mark.anyio
 async def test_a_core_that_is_added_during_a_pause_is_paused(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core()) as (llm, cores):
         await llm.pause_generation(mode="keep")
