@@ -37,7 +37,7 @@ _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 """Where older tools put the `quantization_config`."""
 _SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
-_CHOOSING: Final = ("deepseek_v32", "glm_moe_dsa")
+_CHOOSING: Final = ("axk2", "deepseek_v32", "glm_moe_dsa")
 """By `model_type`, the families that choose `index_topk` tokens of longer contexts here."""
 _ALWAYS_CHOOSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4")
 """Families whose layers for it are the same at any length: they choose tokens, windows of them, or compressed ones."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from octavo.attention.backend import AttentionBackend, Parts
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.layer import Binding, CachedLayer, Layer, PreparedLayer, TensorSlot
+from octavo.layers.picked import Pick, PickedLinear
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, heads_apart
 from octavo.ops.registry import Ops
 
@@ -68,6 +70,28 @@ class LatentQueries(PreparedLayer):
     def _fill(self, key: str, stored: Tensor) -> None:
         heads, plain = stored[self._rows].view(self._count, self.heads.query, -1), self.heads.plain
         self.hold(key, torch.cat((heads[:, :plain].flatten(0, 1), heads[:, plain:].flatten(0, 1))))
+
+
+class GatedLatentQueries(PickedLinear):
+    """x [tokens, inputs] → queries as `LatentQueries` makes them, and gates [tokens, heads · value].
+
+    The stored tensor `name` has the gates of each head behind its query.
+    """
+
+    def __init__(self, name: str, inputs: int, heads: LatentHeads, mesh: Mesh) -> None:
+        start, count = mesh.share(heads.count, "attention heads")
+        each, edges = heads.query + heads.value, (0, heads.plain, heads.query, heads.query + heads.value)
+        starts = range(start * each, (start + count) * each, each)
+        parts = [[slice(head + first, head + end) for head in starts] for first, end in pairwise(edges)]
+        super().__init__(inputs, [Pick(name, heads.count * each, rows) for rows in parts])
+        self.heads, self._count = heads, count
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """x [tokens, inputs] → both parts of queries and the gates, views of one tensor."""
+        heads, count = self.heads, self._count
+        sizes = [count * each for each in (heads.plain, heads.turned, heads.value)]
+        plain, turned, gates = torch.split(self.prepared(x), sizes, 1)
+        return plain.view(len(x), count, heads.plain), turned.view(len(x), count, heads.turned), gates
 
 
 class LatentProjections(Layer):

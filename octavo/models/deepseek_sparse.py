@@ -1,9 +1,10 @@
-"""DeepSeek V3.2, GLM-5 and Hy4: attention over latents of tokens that an indexer chooses."""
+"""DeepSeek V3.2, GLM-5, A.X K2 and Hy4: attention over latents of tokens that an indexer chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,12 +19,12 @@ from octavo.layers.compressed import end_turned
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.hyper import HyperHead, PlainConnection
 from octavo.layers.linear import ColumnLinear
-from octavo.layers.norm import LayerNorm
+from octavo.layers.norm import LayerNorm, Norm, RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.layers.routers import ExactLinear
-from octavo.models.blocks import GatedDecoder
+from octavo.models.blocks import GatedDecoder, GatedLayer, SparseMLP
 from octavo.models.latent import LatentBlock, LatentConfig, LatentDecoder
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import corrected, sparse_by_kind
@@ -65,6 +66,9 @@ class IndexedConfig(LatentConfig):
 
     def all_ropes(self) -> set[Rope]:
         return super().all_ropes() | (set() if self.index is None else {self.index.rope})
+
+
+ConfigOf = TypeVar("ConfigOf", bound=IndexedConfig)
 
 
 class Indexer(nn.Module):
@@ -123,22 +127,10 @@ class DeepseekV32ForCausalLM(LatentDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> IndexedConfig:
-        kinds = c.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind not in ("indexed_attention", "full_attention") for kind in kinds):
-            raise c.error("layer_types", '"indexed_attention" alone')
         is_glm = c.str("model_type") == "glm_moe_dsa"
-        config = IndexedConfig.common_latent(
-            c,
-            norm_eps=c.positive_float("rms_norm_eps", 1e-5 if is_glm else 1e-6),
-            windows=(),
-            mixture=corrected(c, groups=(1, 1) if is_glm else (8, 4), factor=2.5),
-            sparse=sparse_by_kind(c, 3),
-        )
-        index = None
-        if c.chooses_tokens(c.served_len):
-            assert config.rope is not None
-            index = _index_heads(c, replace(config.rope, interleaved=is_glm), 32 if is_glm else 64)
-        return replace(config, index=index, sources=_sources(c, config.num_layers) if is_glm else ())
+        unstated = _Unstated(1e-5, (1, 1), 3, 32) if is_glm else _Unstated()
+        config = _read_indexed(IndexedConfig, c, unstated, turns_pairs=is_glm)
+        return replace(config, sources=_sources(c, config.num_layers) if is_glm else ())
 
     def __init__(self, c: IndexedConfig, mesh: Mesh) -> None:
         index = c.index
@@ -150,6 +142,106 @@ class DeepseekV32ForCausalLM(LatentDecoder):
 
 
 GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class _Unstated:
+    """What holds where a config is silent: the eps of norms, groups of experts and those kept, layers without a
+    mixture, and small heads."""
+
+    eps: float = 1e-6
+    groups: tuple[int, int] = (8, 4)
+    num_dense: int = 3
+    small_heads: int = 64
+
+
+def _read_indexed(
+    kind: type[ConfigOf], c: Checkpoint, unstated: _Unstated, *, turns_pairs: bool, **own: Any
+) -> ConfigOf:
+    """Read the keys that these families share. turns_pairs: whether small heads turn elements side by side."""
+    kinds = c.values.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind not in ("indexed_attention", "full_attention") for kind in kinds):
+        raise c.error("layer_types", '"indexed_attention" alone')
+    config = kind.common_latent(
+        c,
+        norm_eps=c.positive_float("rms_norm_eps", unstated.eps),
+        windows=(),
+        mixture=corrected(c, groups=unstated.groups, factor=2.5),
+        sparse=sparse_by_kind(c, unstated.num_dense),
+        **own,
+    )
+    if not c.chooses_tokens(c.served_len):
+        return config
+    assert config.rope is not None
+    rope = replace(config.rope, interleaved=turns_pairs)
+    return replace(config, index=_index_heads(c, rope, unstated.small_heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AXK2Config(IndexedConfig):
+    """Adds the rank of the gates of norms."""
+
+    gate_rank: int
+
+
+class GatedNorm(nn.Module):
+    """A norm whose results are multiplied with the sigmoid of gates, which a small MLP makes of them."""
+
+    def __init__(self, c: AXK2Config) -> None:
+        super().__init__()
+        single = Mesh.single()
+        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.gate_down = ColumnLinear(c.hidden_size, c.gate_rank, single)
+        self.gate_up = ColumnLinear(c.gate_rank, c.hidden_size, single)
+        self.gate = Elementwise("gated_by_sigmoid")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        return self._gated(self.norm(x))
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (norm of `x + residual`, `x + residual`), as `Norm.add` does."""
+        normed, residual = self.norm.add(x, residual)
+        return self._gated(normed), residual
+
+    def _gated(self, normed: Tensor) -> Tensor:
+        narrow = self.gate_down(normed)
+        return self.gate(normed, self.gate_up(self.gate(narrow, narrow)))  # silu within
+
+
+class GatedNormsLayer(GatedLayer):
+    """Attention behind such a norm, and an MLP, which has one before it where it is a mixture."""
+
+    input_layernorm: GatedNorm  # type: ignore[assignment]
+    post_attention_layernorm: Norm | GatedNorm  # type: ignore[assignment]
+
+    def __init__(self, c: AXK2Config, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(c, attention, mlp)
+        self.input_layernorm = GatedNorm(c)
+        if isinstance(mlp, SparseMLP):
+            self.post_attention_layernorm = GatedNorm(c)
+
+
+class AXK2ForCausalLM(DeepseekV32ForCausalLM):
+    """A.X K2: DeepSeek V3.2's blocks with gates of norms and of heads; experts have no groups unless stated.
+
+    Source: https://huggingface.co/skt/A.X-K2.
+    """
+
+    RENAMED = {"gate_down": "W_down", "gate_up": "W_up"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> AXK2Config:
+        c.positive("q_lora_rank")
+        return _read_indexed(
+            AXK2Config,
+            c,
+            _Unstated(groups=(1, 1), num_dense=1, small_heads=16),
+            turns_pairs=False,
+            layer=GatedNormsLayer,
+            has_query_gates=True,
+            gate_rank=c.positive("gated_norm_rank", 16),
+        )
 
 
 def _check_first(c: IndexedConfig, mesh: Mesh) -> None:

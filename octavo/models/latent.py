@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import Latent, LayerCache
 from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import Elementwise
 from octavo.layers.heads import Heads
-from octavo.layers.latent import LatentAttention, LatentHeads, LatentProjections, LatentQueries
+from octavo.layers.latent import GatedLatentQueries, LatentAttention, LatentHeads, LatentProjections, LatentQueries
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm, ScaledNorm
 from octavo.layers.rope import ProportionalScaling, YarnScaling
@@ -34,6 +36,9 @@ class LatentConfig(DecoderConfig):
     """Of the norms of latents, whatever that of the stream is."""
     latent_factor: float = 1.0
     """What normalised latents are multiplied with."""
+    has_query_gates: bool = False
+    """Whether queries are made of `q_rank` elements behind their norm and before it, and results of heads are
+    multiplied with the sigmoid of gates that are stored with the queries."""
 
     @classmethod
     def common_latent(cls, c: Checkpoint, *, value_dim: int | None = None, may_turn: bool = True, **own: Any) -> Self:
@@ -83,14 +88,19 @@ class LatentBlock(nn.Module):
     def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
         super().__init__()
         heads, single, hidden = c.latent_heads, Mesh.single(), c.hidden_size
-        self.heads, self._q_rank = heads, c.q_rank or 0
+        self.heads, self._q_rank, self._has_gates = heads, c.q_rank or 0, c.has_query_gates
         sections, reads = [heads.latent + heads.turned], ["kv_a_proj_with_mqa"]
         if c.q_rank is None:
             self.q_proj = LatentQueries(hidden, heads, mesh)
         else:
             sections, reads = [c.q_rank, *sections], ["q_a_proj", *reads]
             self.q_a_layernorm = RMSNorm(c.q_rank, c.latent_eps)
-            self.q_b_proj = LatentQueries(c.q_rank, heads, mesh)
+            self.q_b_proj: LatentQueries | GatedLatentQueries
+            if c.has_query_gates:
+                self.q_b_proj = GatedLatentQueries("q_b_proj", 2 * c.q_rank, heads, mesh)
+                self.gate_heads = Elementwise("gated_by_sigmoid")
+            else:
+                self.q_b_proj = LatentQueries(c.q_rank, heads, mesh)
         self.a_proj = ColumnLinear(hidden, sections, single, bias=c.qkv_bias, reads=reads)
         factor, eps = c.latent_factor, c.latent_eps
         self.kv_a_layernorm = RMSNorm(heads.latent, eps) if factor == 1 else ScaledNorm(heads.latent, eps, factor)
@@ -119,7 +129,7 @@ class LatentBlock(nn.Module):
         """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · value]."""
         narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
         inputs = self.q_a_layernorm(narrow[:, : self._q_rank]) if self._q_rank else x
-        plain, turned = self.q_b_proj(inputs) if self._q_rank else self.q_proj(inputs)
+        plain, turned, *gates = self._queries(inputs, narrow)
         latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
         if self.growth is not None:
             plain, _ = self.growth(plain, plain[:, :1], batch)
@@ -129,7 +139,16 @@ class LatentBlock(nn.Module):
             key = keys.squeeze(1)
         self.prepare_choice(x, inputs, batch)
         sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key), batch)
-        return self.kv_b_proj.values(sums)
+        values = self.kv_b_proj.values(sums)
+        return self.gate_heads(values, *gates) if gates else values
+
+    def _queries(self, inputs: Tensor, narrow: Tensor) -> tuple[Tensor, ...]:
+        """Return both parts of queries, and gates where there are."""
+        if not self._q_rank:
+            return self.q_proj(inputs)
+        if self._has_gates:
+            inputs = torch.cat((inputs, narrow[:, : self._q_rank]), 1)
+        return self.q_b_proj(inputs)
 
 
 class LatentDecoder(GatedDecoder):

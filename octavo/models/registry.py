@@ -78,7 +78,7 @@ _FILES: Final = {
     ),
     "deci": ("DeciLM",),
     "deepseek": ("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "SarvamMLA", "Youtu"),
-    "deepseek_sparse": ("DeepseekV32", "GlmMoeDsa", "HYV4"),
+    "deepseek_sparse": ("AXK2", "DeepseekV32", "GlmMoeDsa", "HYV4"),
     "deepseek_v4": ("DeepseekV4",),
     "ernie_vl": ("Ernie4_5_VLMoe",),
     "gemma": ("Gemma", "Gemma2", "Gemma3", "VaultGemma"),

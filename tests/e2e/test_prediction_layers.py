@@ -74,6 +74,7 @@ MTP = Stored(
     is_normed=True,
 )
 FAMILIES = {
+    "axk2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "glm4_moe": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
@@ -366,8 +367,7 @@ class _Layer:
         hidden = (ahead > 0) | (ahead <= -(self.stored.window or count))
         mask = torch.zeros(count, count).masked_fill(hidden, -torch.inf)[None, None]
         if not hasattr(self.model, "rotary_emb"):
-            has_pools = hasattr(self.model.config, "index_kpool")
-            return {"attention_mask": positions >= 0 if has_pools else mask}
+            return {"attention_mask": positions >= 0 if hasattr(self.model.config, "index_kpool") else mask}
         if self.stored.streams is not None:
             turned: Any = {"main": self.model.rotary_emb(x[None], positions, "main")}
         else:

@@ -41,6 +41,7 @@ SPARSE_FAMILIES = {
         use_qk_norm=True,
     ),
     "axk1": of("AXK1", LATENT_EXPERTS, LATER_EXPERTS),
+    "axk2": of("AXK2", LATENT_EXPERTS, INDEXED, gated_norm_rank=6),
     "cohere2_moe": of("Cohere2Moe", WINDOWS_IN_TWO, WIDE, num_experts=6, num_shared_experts=2, intermediate_size=24),
     "flint": of(
         "Flint", CORRECTED, WINDOWS_IN_TWO, num_experts=8, shared_expert_intermediate_size=40, mlp_only_layers=[0]

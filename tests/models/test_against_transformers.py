@@ -306,7 +306,7 @@ VARIANTS |= {
             "nanochat",
             "phimoe",
         ),
-        *("axk1", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "laguna", "minimax", "muse_glimmer"),
+        *("axk1", "axk2", "ernie4_5_vl_moe", "flint", "dbrx", "kolibri1", "laguna", "minimax", "muse_glimmer"),
         "bailing_hybrid",
         "modernbert-decoder",
         "step3p5",
@@ -384,6 +384,7 @@ VARIANTS |= {
     ),
     "dots1 with windows": ("dots1", {"sliding_window": 7, "max_window_layers": 1, "norm_topk_prob": True}),
     "ernie4_5_moe in every other layer": ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
+    "axk2 with groups that sees all": ("axk2", {"n_group": 4, "topk_group": 2, "index_topk": 256}),
     "deepseek_v32 that sees all": ("deepseek_v32", {"index_topk": 256}),
     "deepseek_v32 with a larger part of small heads that stays": (
         "deepseek_v32",

@@ -64,6 +64,7 @@ ALSO_NAMED = {
 }
 NOT_READ = {
     ("axk1", "head_dim"),
+    ("axk2", "head_dim"),
     ("bailing_hybrid", "head_dim"),
     ("dbrx", "num_key_value_heads"),  # kv_n_heads counts
     ("deepseek_v2", "head_dim"),

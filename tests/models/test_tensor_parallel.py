@@ -59,6 +59,7 @@ PLAIN_MIXTURES = (
     *(
         "afmoe",
         "axk1",
+        "axk2",
         "bailing_hybrid",
         "bailing_moe_v2",
         "bailing_moe_v2_5",
