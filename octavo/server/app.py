@@ -83,6 +83,7 @@ class App:
         if scope["type"] != "http":
             await _without_http(scope, receive, send)
             return
+        scope["app"] = self
         fields = fields_of(scope["headers"])
         given_id = fields.get(b"x-request-id", b"")
         request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else os.urandom(16).hex()

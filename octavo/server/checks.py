@@ -80,8 +80,8 @@ class HeaderChecks:
         if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
             raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
-        if method in _READING_METHODS:
-            return
+        if method in _READING_METHODS and fields.get(b"upgrade", b"").lower() != b"websocket":
+            return  # a browser lets the pages of every origin open WebSockets, and read them
         if b"content-type" in fields and not (path in self._form_paths and is_form(fields[b"content-type"])):
             check_json(fields[b"content-type"])
             return

@@ -17,6 +17,7 @@ from octavo.server.connections import CLOSING_S, Connections, ForwardedRequests,
 from octavo.server.errors import ApiError, raw_response, shutting_down
 from octavo.server.sending import ClosesGently, DirectBody, without_chunks
 from octavo.server.sockets import CAN_SEE_RESETS, PeerWatch, has_unread_bytes
+from octavo.server.websocket import Upgrade, WebSocket
 
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
@@ -79,6 +80,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.place: Place | None = None
         """Where the connection has one before it is made."""
         self._is_half_closed = self._is_lingering = self._is_resuming = False
+        self.websocket: WebSocket | None = None
 
     @property
     def _is_responding(self) -> bool:
@@ -203,6 +205,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
         self.cycle.scope["extensions"] = {DirectBody.NAME: DirectBody(self.cycle)}  # type: ignore[dict-item]
+        if self.parser.should_upgrade():
+            self.cycle.scope["extensions"][Upgrade.NAME] = Upgrade(self, self.cycle)  # type: ignore[assignment]
         self._phase = _Phase.BODY
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False
@@ -250,9 +254,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._forwarded.release()
         if not self._is_lingering:
             super().on_response_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: clients could fill the log."""
 
     def _asks_for_health(self) -> bool:
         path = self.url.partition(b"?")[0]
@@ -321,16 +322,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(raw_response(error))
-        self._linger()
+        self.linger()
 
     def close(self) -> None:
         """Close after what was written; read what the client still sends, or the system would reset the connection."""
         if self._phase is _Phase.IDLE and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()
         else:
-            self._linger()
+            self.linger()
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
+        """Send what was written and the end of it; discard for a while what the client still sends."""
         self._phase = _Phase.DISCARD
         self._is_lingering = True
         self._arm(_LINGER_S)
@@ -378,6 +380,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def finish(self) -> None:
         """Close the connection, after the response to a request that is open or arrives soon."""
+        if self.websocket is not None:
+            self.websocket.finish()
+            return
         if self._is_responding:
             self.cycle.keep_alive = False
         if self._phase is _Phase.BODY:

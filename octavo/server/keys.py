@@ -28,6 +28,8 @@ class Right(StrEnum):
     """It allows to read which blocks of all keys the prefix caches have, by their digests."""
 
 
+_KEY_OF_PAGE: Final = b"openai-insecure-api-key."
+
 ALL_RIGHTS: Final = frozenset(Right)
 
 
@@ -78,13 +80,20 @@ def caller_with(fields: Mapping[bytes, bytes], callers: Callers) -> Caller:
     """Return who sends a request with the key in `Authorization`, or without it in `x-api-key`. Raises ApiError 401."""
     scheme, _, key = fields.get(b"authorization", b"").partition(b" ")
     if not scheme:
-        key = fields.get(b"x-api-key", b"")
+        key = fields.get(b"x-api-key", b"") or _key_of_page(fields)
     # how long the look-up takes depends on the digest, which no key can be made to bring near to another one
     caller = callers.get(key_digest(key.strip())) if scheme.lower() in (b"bearer", b"") else None
     if caller is None:
         message = "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     return caller
+
+
+def _key_of_page(fields: Mapping[bytes, bytes]) -> bytes:
+    """Return the key among the subprotocols of a WebSocket, where pages put it as in OpenAI's API: a browser lets them
+    send no other header. Empty for none."""
+    offered = (each.strip() for each in fields.get(b"sec-websocket-protocol", b"").split(b","))
+    return next((each.removeprefix(_KEY_OF_PAGE) for each in offered if each.startswith(_KEY_OF_PAGE)), b"")
 
 
 def check_right(right: Right, caller: Caller, asked: str) -> None:

@@ -205,7 +205,7 @@ class EventStream:
             async with (
                 aclosing(self._events) as events,
                 self._open_requests.track(receive),
-                _Repeated(partial(self._send, send, _COMMENT), self._open_requests.keep_alive_s),
+                Repeated(partial(self._send, send, _COMMENT), self._open_requests.keep_alive_s),
             ):
                 async for data in events:
                     await self._send(send, data)
@@ -228,7 +228,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-class _Repeated:
+class Repeated:
     """Calls `send` every `interval_s` seconds while the body of the `with` runs; with 0 never."""
 
     def __init__(self, send: Callable[[], Coroutine[Any, Any, None]], interval_s: float) -> None:
