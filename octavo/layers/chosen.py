@@ -42,8 +42,7 @@ class ChosenAttention(CachedLayer):
         """
         cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
         chosen = batch.attention[0].derived[_CHOSEN]
-        out: Tensor = self.ops.attend_chosen(q, latents, cache, metadata, chosen, self.scale, *self.others())
-        return out
+        return self.ops.attend_chosen(q, latents, cache, metadata, chosen, self.scale, *self.others())
 
     def others(self) -> tuple[Tensor, ...]:
         """Return further arguments of the operator."""

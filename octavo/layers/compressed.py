@@ -136,8 +136,7 @@ class PoolKeys(VectorCache):
 
     def choose(self, small: SmallQueries, batch: ModelInput) -> Tensor:
         """Return which tokens queries attend to, int32 [tokens, num_tokens], -1 behind the last one."""
-        chosen: Tensor = self.ops.choose_pools(small, self.of(batch), batch.attention[self.cache_group], *self._numbers)
-        return chosen
+        return self.ops.choose_pools(small, self.of(batch), batch.attention[self.cache_group], *self._numbers)
 
 
 class FloatTable(Layer):

@@ -115,22 +115,19 @@ def limited_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
     limit: above 0.3, which no value of SiLU is as far below 0.
     """
     gate, up = x.chunk(2, dim=-1)
-    product: Tensor = ops.multiplied(ops.clamped(ops.gated_by_sigmoid(gate, gate), limit), ops.clamped(up, limit))
-    return product
+    return ops.multiplied(ops.clamped(ops.gated_by_sigmoid(gate, gate), limit), ops.clamped(up, limit))
 
 
 def capped_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
     """Return `silu(min(gate, limit)) · up`, up within the limit on either side; x is as of `limited_swiglu`."""
     gate, up = x.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
-    product: Tensor = ops.multiplied(ops.gated_by_sigmoid(gate, gate), ops.clamped(up, limit))
-    return product
+    return ops.multiplied(ops.gated_by_sigmoid(gate, gate), ops.clamped(up, limit))
 
 
 def _of_gate(name: str, ops: Ops, x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    product: Tensor = ops.multiplied(getattr(ops, OPERATOR_OF[name])(gate), up)
-    return product
+    return ops.multiplied(getattr(ops, OPERATOR_OF[name])(gate), up)
 
 
 GATED: Final[Mapping[str, Callable[..., Tensor] | None]] = {

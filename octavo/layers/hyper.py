@@ -147,5 +147,4 @@ class MeanOfStreams(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, streams · dim] → [tokens, dim]."""
         weights = x.new_full((len(x), self._count), 1.0 / self._count, dtype=torch.float32)
-        mean: Tensor = self.ops.weighed_stream(x, weights)
-        return mean
+        return self.ops.weighed_stream(x, weights)

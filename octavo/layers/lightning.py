@@ -74,8 +74,7 @@ class LightningAttention(DecayingAttention):
         mixed = self.gate(mixed, mixed)  # SiLU
         q, k, v = (each.view(len(x), self.sizes.heads, self.sizes.value_dim) for each in mixed.chunk(3, dim=1))
         normed = self.norm(self.scan(q, k, v, batch)).flatten(1)
-        projected: Tensor = self.out_proj(self.gate(normed, self.output_gate(x)))
-        return projected
+        return self.out_proj(self.gate(normed, self.output_gate(x)))
 
 
 def _parts(heads: Iterable[int], dim: int, part: int) -> Iterable[slice]:

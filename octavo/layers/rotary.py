@@ -51,8 +51,7 @@ class Rotary(Layer):
 
     def _turned(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         none = x.new_empty((len(x), 0, x.shape[2]))
-        turned: Tensor = self.ops.rotary(x, none, positions, table, None, None, (0.0, 0.0), self.rope.interleaved)[0]
-        return turned
+        return self.ops.rotary(x, none, positions, table, None, None, (0.0, 0.0), self.rope.interleaved)[0]
 
     def rotation(self, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None) -> Rotation:
         """Return what rotates the queries and keys of a step."""

@@ -58,8 +58,7 @@ class Product(nn.Module):
 
     def forward(self, x: Tensor, batch: ModelInput | None = None) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        made: Tensor = self.get_submodule(self._name)(x)
-        return made
+        return self.get_submodule(self._name)(x)
 
 
 class Layer(nn.Module):

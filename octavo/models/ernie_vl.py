@@ -73,8 +73,7 @@ class _Routed(nn.Module):
 
     def forward(self, x: Tensor, shared: Tensor | None) -> Tensor:
         """x, shared [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.experts(x, self.gate(x), shared)
-        return out
+        return self.experts(x, self.gate(x), shared)
 
 
 class KindsMLP(nn.Module):
@@ -98,8 +97,7 @@ class KindsMLP(nn.Module):
         """x [tokens, hidden] → [tokens, hidden]."""
         shared = None if self.shared_experts is None else self.shared_experts(x)
         if batch.kinds is None:
-            made: Tensor = self.text_moe(x, shared)
-            return made
+            return self.text_moe(x, shared)
         out = torch.empty_like(x)
         for tokens, experts in ((batch.kinds.others, self.text_moe), (batch.kinds.images, self.vision_moe)):
             if len(tokens):

@@ -99,8 +99,7 @@ class LingAttention(DecayingAttention):
         q, k, v = self.qkv_proj(x)
         q, k = self.rope(q, k, batch, (self.q_norm, self.k_norm))
         normed = self.g_norm(self.scale(self.scan(q, k, v, batch).flatten(1)))
-        projected: Tensor = self.o_proj(self.gate(normed, self.g_proj(x)))
-        return projected
+        return self.o_proj(self.gate(normed, self.g_proj(x)))
 
 
 class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801

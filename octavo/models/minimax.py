@@ -60,8 +60,7 @@ class WeightedSum(nn.Module):
 
     def forward(self, *terms: Tensor) -> Tensor:
         """Return the sum of two terms, each [tokens, hidden]."""
-        total: Tensor = self.add(*(factor(term) for factor, term in zip(self.factors, terms, strict=True)))
-        return total
+        return self.add(*(factor(term) for factor, term in zip(self.factors, terms, strict=True)))
 
 
 class NormedStreamLayer(nn.Module):

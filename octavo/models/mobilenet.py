@@ -104,8 +104,7 @@ class _Normed(nn.Module):
         self.act = _gelu() if is_active else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.act(self.bn(self.conv(x)))
-        return made
+        return self.act(self.bn(self.conv(x)))
 
 
 class _Scale(nn.Module):
@@ -190,8 +189,7 @@ class _SharedAttention(nn.Module):
             part.view(1, 1, -1, self._dim) for part in (self.query.proj(x), self.key(x), self.value(x))
         )
         seen = F.scaled_dot_product_attention(queries, keys, values)
-        made: Tensor = self.output.proj(seen.view(*x.shape[:3], -1))
-        return made
+        return self.output.proj(seen.view(*x.shape[:3], -1))
 
 
 class _Attending(nn.Module):
@@ -257,8 +255,7 @@ class MobileNet(nn.Module):
         found = [self.conv_stem(pixels.permute(0, 2, 3, 1))]
         for stage in self.blocks:
             found.append(stage(found[-1]))
-        made: Tensor = self.msfa(*found[-2:])
-        return made
+        return self.msfa(*found[-2:])
 
 
 def _pairs(count: int, channels: int, heads: int, dim: int, stride: int = 1) -> Iterator[nn.Module]:

@@ -47,8 +47,7 @@ class _Encoder(nn.Module):
         x = self.vision_final_layernorm(x[0, self._num_prefix :])
         (rows, columns), size = grid[0].tolist(), self._merged
         joined = x.view(rows // size, size, columns // size, size, -1).transpose(1, 2)
-        made: Tensor = self.multi_modal_projector(joined.reshape(rows * columns // size**2, -1))
-        return made
+        return self.multi_modal_projector(joined.reshape(rows * columns // size**2, -1))
 
 
 class NemotronReader(ImageReader):
@@ -91,5 +90,4 @@ class NemotronReader(ImageReader):
         """
         pixels = arrays["pixel_values"]
         self.fill(pixels.device)
-        made: Tensor = self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_hw"])
-        return made
+        return self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_hw"])

@@ -128,5 +128,4 @@ class Phi4Reader(SoundReader):
         )
         self.fill(pixels.device)
         dtype = next(self.encoder.parameters()).dtype
-        made: Tensor = self.encoder(pixels.to(dtype), mask, sizes)
-        return made
+        return self.encoder(pixels.to(dtype), mask, sizes)

@@ -140,15 +140,13 @@ class MedusaHead(StateHead):
         self.lm_heads = _stages(num_heads, lambda _: LMHead(c.hidden_size, c.vocab_size, Mesh.single()))
 
     def features(self, stage: int, states: Tensor, token_ids: Tensor) -> Tensor:
-        features: Tensor = self.blocks[str(stage)](states)
-        return features
+        return self.blocks[str(stage)](states)
 
     def carried(self, features: Tensor, states: Tensor) -> Tensor:
         return states
 
     def logits(self, stage: int, features: Tensor) -> Tensor:
-        logits: Tensor = _of(self.lm_heads, stage)(features)
-        return logits
+        return _of(self.lm_heads, stage)(features)
 
 
 class _ShiftedNorm(RMSNorm):
@@ -204,15 +202,13 @@ class SpeculatorHead(StateHead):
         if stage == 0 and self.ln0 is not None:
             states = self.shrink(self.ln0(states))
         embedded = self.weigh(_of(self.emb, stage)(token_ids))
-        features: Tensor = self.act(_of(self.ln, stage)(self.add(_of(self.proj, stage)(states), embedded)))
-        return features
+        return self.act(_of(self.ln, stage)(self.add(_of(self.proj, stage)(states), embedded)))
 
     def carried(self, features: Tensor, states: Tensor) -> Tensor:
         return features
 
     def logits(self, stage: int, features: Tensor) -> Tensor:
-        logits: Tensor = _of(self.head, stage)(features)
-        return logits
+        return _of(self.head, stage)(features)
 
 
 def _stages(count: int, make: Callable[[int], nn.Module]) -> nn.ModuleDict:
