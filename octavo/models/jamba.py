@@ -11,14 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, MOST_LAYERS
 from octavo.layers.norm import RMSNorm
 from octavo.layers.selective import SelectiveOptions
-from octavo.models.hybrid import (
-    ATTENTION,
-    RECURRENT,
-    HybridConfig,
-    HybridDecoder,
-    read_kinds,
-    read_selective,
-)
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, read_selective
 from octavo.models.sparse import Mixture, read_stored
 from octavo.ops.experts import RouterRule
 

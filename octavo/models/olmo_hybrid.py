@@ -19,14 +19,7 @@ from octavo.layers.picked import Pick
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
 from octavo.models.blocks import GatedLayer, LateNormLayer, RotaryAttention, width_norms
 from octavo.models.config import DecoderConfig
-from octavo.models.hybrid import (
-    ATTENTION,
-    RECURRENT,
-    HybridConfig,
-    HybridDecoder,
-    read_kinds,
-    stored_convolutions,
-)
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
 
 _EPS = 1e-5
 """Of the norms behind the delta rule, whatever that of the stream is."""

@@ -20,14 +20,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.block_heads import BlockHead
 from octavo.models.decoder import DecoderStack
-from octavo.models.draft_heads import (
-    DraftHead,
-    Eagle3Head,
-    mask_state,
-    parallel_token,
-    target_ids,
-    usual_layers,
-)
+from octavo.models.draft_heads import DraftHead, Eagle3Head, mask_state, parallel_token, target_ids, usual_layers
 from octavo.models.gemma4 import Gemma4Assistant
 from octavo.models.loader import LoadedModel
 from octavo.models.prediction_layer import PredictionLayer, prediction_layer
