@@ -10,7 +10,6 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array
 
 ConfigOf = Callable[[Metadata, dict[str, Any]], Mapping[str, Any]]
 
@@ -88,11 +87,11 @@ def routing(meta: Metadata, *, is_normalized: bool) -> dict[str, Any]:
 
 def sections(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     """Positions in time, height and width turn pairs of their own."""
-    value = meta.values.get("rope.dimension_sections")
-    if not isinstance(value, Array):
+    value = meta.array("rope.dimension_sections")
+    if value is None:
         raise meta.error("rope.dimension_sections", "pairs for each of three positions")
     model_type = "qwen2_vl_text" if meta.architecture == "qwen2vl" else "qwen3_vl_text"
-    scaling = {"rope_type": "default", **(base["rope_scaling"] or {}), "mrope_section": value.values()[:3]}
+    scaling = {"rope_type": "default", **(base["rope_scaling"] or {}), "mrope_section": value[:3]}
     return {"model_type": model_type, "rope_scaling": scaling}
 
 
@@ -123,8 +122,7 @@ def gemma3(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def gemma3n(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    named = ("attention.sliding_window_pattern", "activation_sparsity_scale")
-    windows, cuts = (each.values() if isinstance(each := meta.values.get(name), Array) else None for name in named)
+    windows, cuts = map(meta.array, ("attention.sliding_window_pattern", "activation_sparsity_scale"))
     sizes = {name: next(iter(tensor.shape), None) for name, tensor in meta.types.items()}
     # the file has the number of standard deviations in the place of the share that lies below it
     shares = cuts and [round(NormalDist().cdf(each), 6) if isinstance(each, float) else each for each in cuts]
@@ -283,10 +281,8 @@ def ernie(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def gemma4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    pattern, kv, widths = (
-        each.values() if isinstance(each := meta.values.get(name), Array) else None
-        for name in ("attention.sliding_window_pattern", "attention.head_count_kv", "feed_forward_length")
-    )
+    names = "attention.sliding_window_pattern", "attention.head_count_kv", "feed_forward_length"
+    pattern, kv, widths = map(meta.array, names)
     if pattern is None or len(pattern) < meta.num_layers or (kv and len(kv) != len(pattern)):
         raise meta.error("attention.sliding_window_pattern", "whether each layer has a window")
     windowed = [each is True for each in pattern[: meta.num_layers]]

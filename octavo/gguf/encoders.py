@@ -11,7 +11,7 @@ from typing import Any, Final
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf import configs
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array, GGUFFile
+from octavo.gguf.reader import GGUFFile
 
 _MODES: Final = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK: Final = 4
@@ -150,8 +150,8 @@ def _labels(meta: Metadata, family: str) -> dict[str, Any]:
     head = meta.types.get("cls.output.weight")
     if head is None:
         return {}
-    count, names = head.shape[0] if len(head.shape) == 2 else 1, meta.values.get("classifier.output_labels")
-    labels = names.values() if isinstance(names, Array) else [f"LABEL_{number}" for number in range(count)]
+    count, labels = head.shape[0] if len(head.shape) == 2 else 1, meta.array("classifier.output_labels")
+    labels = [f"LABEL_{number}" for number in range(count)] if labels is None else labels
     if len(labels) != count:
         raise meta.error("classifier.output_labels", f"a name for each of the {count} rows of cls.output.weight")
     return {

@@ -11,7 +11,6 @@ from typing import Any
 
 from octavo.gguf import configs
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array
 
 
 def mamba(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -162,8 +161,8 @@ def qwen35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         "linear_value_head_dim": max(1, inner // heads),
         "linear_conv_kernel_dim": meta.positive("ssm.conv_kernel"),
     }
-    sections = meta.values.get("rope.dimension_sections")
-    if isinstance(sections, Array) and 2 * sum(sections.values()[:3]) == meta.values.get("rope.dimension_count"):
+    sections = meta.array("rope.dimension_sections")
+    if sections is not None and 2 * sum(sections[:3]) == meta.values.get("rope.dimension_count"):
         own |= configs.sections(meta, base)
     if not meta.optional_int("expert_count"):
         return own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.config.section import LARGEST_SIZE, Section
 from octavo.errors import CheckpointError
 from octavo.gguf.reader import Array, GGUFFile
@@ -50,13 +52,18 @@ class Metadata(Section):
 
     def each(self, name: str) -> list[int]:
         """Return a size, at least 0, of each layer. Raises CheckpointError."""
-        value = self.values.get(name)
-        if not isinstance(value, Array):
+        value = self.array(name)
+        if value is None:
             return [self.count(name)] * self.num_layers
-        found = value.values()[: self.num_layers]
+        found = value[: self.num_layers]
         if len(found) != self.num_layers or not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in found):
             raise self.error(name, f"a number for each of {self.num_layers} layers")
         return found
+
+    def array(self, name: str) -> list[Any] | None:
+        """Return the elements of an array; None where the value is none."""
+        value = self.values.get(name)
+        return value.values() if isinstance(value, Array) else None
 
     def has(self, tensor: str) -> bool:
         """Return whether the first layer has a tensor."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from octavo.gguf import configs
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array
 
 
 def afmoe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
@@ -72,8 +71,8 @@ def cohere2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def granite_swa(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    pattern, count = meta.values.get("attention.rope_pattern"), meta.num_layers
-    turns = pattern.values()[:count] if isinstance(pattern, Array) else [True] * count
+    pattern, count = meta.array("attention.rope_pattern"), meta.num_layers
+    turns = [True] * count if pattern is None else pattern[:count]
     if len(turns) < count:
         raise meta.error("attention.rope_pattern", "whether each layer rotates")
     common = {
@@ -120,6 +119,7 @@ def step35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     heads = _heads_by_kind(meta, "attention.head_count", kinds["layer_types"])
     turning = _rotations(meta, base, 0.5, 1.0)
     full = turning["rope_parameters"]["full_attention"]
+    limits, shared_limits = map(meta.array, ("swiglu_clamp_exp", "swiglu_clamp_shexp"))
     full |= {name: full[name][: base["head_dim"] // 4] for name in ("short_factor", "long_factor") if name in full}
     return {
         **own,
@@ -130,20 +130,15 @@ def step35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
         "share_expert_dim": meta.positive("expert_shared_feed_forward_length"),
         "moe_router_scaling_factor": meta.positive_float("expert_weights_scale", 1.0),
         "norm_expert_weight": meta.bool("expert_weights_norm", True),
-        "swiglu_limits": _limits(meta, "swiglu_clamp_exp"),
-        "swiglu_limits_shared": _limits(meta, "swiglu_clamp_shexp"),
+        "swiglu_limits": limits and limits[: meta.num_layers],
+        "swiglu_limits_shared": shared_limits and shared_limits[: meta.num_layers],
     }
-
-
-def _limits(meta: Metadata, name: str) -> list[Any] | None:
-    value = meta.values.get(name)
-    return value.values()[: meta.num_layers] if isinstance(value, Array) else None
 
 
 def _heads_by_kind(meta: Metadata, name: str, kinds: list[str]) -> dict[str, int]:
     """Return the heads of layers that see all tokens, and of those with a window. Raises CheckpointError."""
-    value = meta.values.get(name)
-    heads: list[Any] = value.values() if isinstance(value, Array) else [value] * len(kinds)
+    heads = meta.array(name)
+    heads = [meta.values.get(name)] * len(kinds) if heads is None else heads
     found = dict(zip(kinds, heads, strict=False))
     if len(heads) < len(kinds) or any(not isinstance(each, int) or each < 1 for each in found.values()):
         raise meta.error(name, f"the heads of each of {len(kinds)} layers")
@@ -152,11 +147,11 @@ def _heads_by_kind(meta: Metadata, name: str, kinds: list[str]) -> dict[str, int
 
 def layer_kinds(meta: Metadata) -> list[str]:
     """Return the kind of each layer. Raises CheckpointError."""
-    value = meta.values.get("attention.sliding_window_pattern")
-    pattern = value.values()[: meta.num_layers] if isinstance(value, Array) else []
+    pattern = meta.array("attention.sliding_window_pattern") or []
     if len(pattern) < meta.num_layers:
         raise meta.error("attention.sliding_window_pattern", "whether each layer has a window")
-    return ["sliding_attention" if each in (True, 1) else "full_attention" for each in pattern]
+    kinds = ["sliding_attention" if each in (True, 1) else "full_attention" for each in pattern]
+    return kinds[: meta.num_layers]
 
 
 def mlp_kinds(meta: Metadata) -> list[str]:

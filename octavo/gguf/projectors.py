@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from octavo.gguf import projector_names as tables
 from octavo.gguf.names import named
-from octavo.gguf.reader import Array
 from octavo.gguf.vision import Vision
 
 
@@ -238,8 +237,8 @@ def _pixtral(meta: Vision) -> Made:
 
 def _llava(meta: Vision) -> Made:
     """The layers behind the one whose results are projected are not in the file."""
-    side, value = meta.positive("vision.image_size"), meta.values.get("vision.feature_layer")
-    if isinstance(value, Array) and value.values() != [meta.num_layers]:
+    side, layers = meta.positive("vision.image_size"), meta.array("vision.feature_layer")
+    if layers is not None and layers != [meta.num_layers]:
         raise meta.error("vision.feature_layer", f"the last one, [{meta.num_layers}]")
     vision = {
         **meta.sizes(),
@@ -260,8 +259,7 @@ def _llava(meta: Vision) -> Made:
     vectors = meta.side(1) ** 2
     if not meta.is_cut:
         return Made(vision, {**own, "image_seq_length": vectors}, meta.settings("CLIP", **sizes))
-    value = meta.values.get("vision.image_grid_pinpoints")
-    sides = value.values() if isinstance(value, Array) else []
+    sides = meta.array("vision.image_grid_pinpoints") or []
     if not sides or len(sides) % 2 or not all(isinstance(each, int) and each > 0 for each in sides):
         raise meta.error("vision.image_grid_pinpoints", "heights and widths of cut images, one behind the other")
     grid = {"image_grid_pinpoints": [sides[place : place + 2] for place in range(0, len(sides), 2)]}

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.errors import CheckpointError
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.reader import Array, GGUFFile
+from octavo.gguf.reader import GGUFFile
 from octavo.gguf.tokenizer import token_id
 
 
@@ -52,8 +52,7 @@ class Vision(Metadata):
     @property
     def deepstack(self) -> list[int]:
         """The layers whose results are added to those of the text model, in order. Raises CheckpointError."""
-        value = self.values.get("vision.is_deepstack_layers")
-        flags = value.values() if isinstance(value, Array) else []
+        flags = self.array("vision.is_deepstack_layers") or []
         return [number for number, flag in enumerate(flags) if flag]
 
     @property
@@ -127,8 +126,7 @@ class Vision(Metadata):
         """Return the settings of an image processor."""
         found: dict[str, Any] = {"image_processor_type": f"{processor}ImageProcessor"}
         for name in ("image_mean", "image_std"):
-            value = self.values.get(f"vision.{name}")
-            numbers = value.values() if isinstance(value, Array) else []
+            numbers = self.array(f"vision.{name}") or []
             if len(numbers) != 3 or not all(isinstance(each, float) for each in numbers):
                 raise self.error(f"vision.{name}", "three numbers")
             found[name] = numbers
