@@ -96,5 +96,4 @@ class BlockHead(DraftHead):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         assert self.norm is not None
-        hidden = self.norm(hidden)
-        return super().compute_logits(hidden) if self.lm_head is None else DecoderStack.compute_logits(self, hidden)
+        return super().compute_logits(self.norm(hidden))

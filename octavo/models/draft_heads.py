@@ -179,7 +179,10 @@ class DraftHead(DecoderStack):
         return self._lent[0](batch.token_ids)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits [rows, tokens] of the model's head behind streams of this one, [rows, hidden]."""
+        """Return float32 logits [rows, tokens] behind streams of this head, [rows, hidden], by a table of its own or by
+        the model's head."""
+        if self.lm_head is not None:
+            return super().compute_logits(hidden)
         if self._lent is None:  # a dry run
             return torch.empty(len(hidden), self.config.vocab_size, device="meta")
         return self._lent[1](hidden)
@@ -309,8 +312,7 @@ class Eagle3Head(DraftHead):
         return self.norm(stream)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        hidden = hidden if self.config.is_output_normed else self._normed(hidden)
-        return super().compute_logits(hidden) if self.lm_head is None else DecoderStack.compute_logits(self, hidden)
+        return super().compute_logits(hidden if self.config.is_output_normed else self._normed(hidden))
 
 
 def tensor_names(c: Checkpoint) -> frozenset[str]:
