@@ -17,6 +17,7 @@ from octavo.ops.coded import CodeSpec
 from octavo.quantization.stored import (
     Part,
     Parts,
+    Read,
     StoredFormat,
     StoredWeight,
     expect_shape,
@@ -58,7 +59,7 @@ class Fp8(StoredFormat):
     def open(self, name: str, parts: Parts) -> StoredWeight:
         suffix = next((each for each in (".weight_scale", ".scale") if each in parts), ".weight_scale_inv")
         if suffix == ".scale" and ".weight" in parts and parts[".weight"].dtype in _BYTES:
-            return _fp4_in_bytes(name, parts)
+            return _mxfp4(name, parts, (".weight", *_BYTES), (".scale", "F8_E8M0", "U8"))
         return fp8_weight(name, parts, suffix, self._block)
 
 
@@ -126,38 +127,31 @@ def fp8_weight(name: str, parts: Parts, suffix: str, block: tuple[int, int] | No
 
 def fp4_weight(name: str, parts: Parts, spec: CodeSpec) -> StoredWeight:
     """Open codes of 4 bits, two in a byte, with the scales of MXFP4 or NVFP4."""
-    packed = needed(parts, name, ".weight_packed", "U8")
-    scale = needed(parts, name, ".weight_scale", "U8" if spec is MXFP4 else "F8_E4M3")
-    outputs, columns = sizes_of(packed)
-    inputs = 2 * columns
-    expect_shape(scale, (outputs, spec.num_groups(inputs)), f"groups of {spec.group} inputs")
     if spec is MXFP4:
+        return _mxfp4(name, parts, (".weight_packed", "U8"), (".weight_scale", "U8"))
+    packed, scale = needed(parts, name, ".weight_packed", "U8"), needed(parts, name, ".weight_scale", "F8_E4M3")
+    factor = needed(parts, name, ".weight_global_scale", "F32")
+    whole = finite(factor, factor.values(((),)).reshape(-1))
+    if len(whole) != 1 or whole[0] <= 0:
+        raise CheckpointError(f"{factor.name} is {whole.tolist()[:4]}, expected one number above 0")
 
-        def scales(rows: slice) -> Tensor:
-            return powers_of_two(scale, rows)
-    else:
-        factor = needed(parts, name, ".weight_global_scale", "F32")
-        whole = finite(factor, factor.values(((),)).reshape(-1))
-        if len(whole) != 1 or whole[0] <= 0:
-            raise CheckpointError(f"{factor.name} is {whole.tolist()[:4]}, expected one number above 0")
+    def scales(rows: slice) -> Tensor:
+        return finite(scale, rows_of(scale, rows).float(), rows.start or 0) / whole
 
-        def scales(rows: slice) -> Tensor:
-            return finite(scale, rows_of(scale, rows).float(), rows.start or 0) / whole
-
-    read = {"codes": lambda rows: nibbles(rows_of(packed, rows)), "scales": scales}
-    return StoredWeight((outputs, inputs), "MXFP4" if spec is MXFP4 else "NVFP4", read, spec)
+    return _fp4(packed, scale, "NVFP4", spec, scales)
 
 
-def _fp4_in_bytes(name: str, parts: Parts) -> StoredWeight:
-    """Open a weight whose bytes have two codes of MXFP4 each, with its exponents in `scale`."""
-    packed, scale = needed(parts, name, ".weight", *_BYTES), needed(parts, name, ".scale", "F8_E8M0", "U8")
+def _mxfp4(name: str, parts: Parts, packed: tuple[str, ...], scale: tuple[str, ...]) -> StoredWeight:
+    """Open codes of MXFP4. packed, scale: what stands behind the name of the weight, and types."""
+    codes, exponents = needed(parts, name, *packed), needed(parts, name, *scale)
+    return _fp4(codes, exponents, "MXFP4", MXFP4, lambda rows: powers_of_two(exponents, rows))
+
+
+def _fp4(packed: Part, scale: Part, label: str, spec: CodeSpec, scales: Read) -> StoredWeight:
     outputs, columns = sizes_of(packed)
-    expect_shape(scale, (outputs, MXFP4.num_groups(2 * columns)), f"groups of {MXFP4.group} inputs")
-    read = {
-        "codes": lambda rows: nibbles(rows_of(packed, rows).view(torch.uint8)),
-        "scales": lambda rows: powers_of_two(scale, rows),
-    }
-    return StoredWeight((outputs, 2 * columns), "MXFP4", read, MXFP4)
+    expect_shape(scale, (outputs, spec.num_groups(2 * columns)), f"groups of {spec.group} inputs")
+    read = {"codes": lambda rows: nibbles(rows_of(packed, rows).view(torch.uint8)), "scales": scales}
+    return StoredWeight((outputs, 2 * columns), label, read, spec)
 
 
 def nibbles(packed: Tensor) -> Tensor:
