@@ -155,15 +155,17 @@ def read_selective(
 
 
 def read_mamba(c: Checkpoint) -> dict[str, Any]:
-    """Return the fields of a `HybridConfig` with Mamba2, whose norm has a group for each key head."""
-    bias, sizes = c.bool("mamba_proj_bias", False), read_mamba_sizes(c)
-    options = MambaOptions(
-        bias=bias,
-        convolution_bias=c.bool("mamba_conv_bias", True),
-        out_bias=bias,
-        limits=read_limits(c),
-        norm_groups=sizes.key_heads,
-    )
+    """Return the fields of a `HybridConfig` with Mamba2 under the names that begin with `mamba_`."""
+    biases = c.bool("mamba_proj_bias", False), c.bool("mamba_conv_bias", True)
+    return mamba2_fields(read_mamba_sizes(c), read_limits(c), *biases)
+
+
+def mamba2_fields(
+    sizes: RecurrentSizes, limits: tuple[float, float], bias: bool, convolution_bias: bool
+) -> dict[str, Any]:
+    """Return the fields of a `HybridConfig` with Mamba2, whose norm has a group for each key head. bias: whether both
+    projections have one."""
+    options = MambaOptions(bias, convolution_bias, bias, limits, norm_groups=sizes.key_heads)
     return {"sizes": sizes, "recurrence": partial(mamba2, options=options)}
 
 

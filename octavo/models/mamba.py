@@ -31,7 +31,7 @@ from octavo.models.hybrid import (
     RECURRENT,
     HybridConfig,
     HybridDecoder,
-    mamba2,
+    mamba2_fields,
     mixer,
     read_kinds,
     read_limits,
@@ -225,19 +225,9 @@ class NemotronHForCausalLM(HybridDecoder):
         c.expect("mamba_hidden_act", "silu", default="silu")
         letters = str(c.values.get("hybrid_override_pattern") or "")
         kinds = read_kinds(c, [cls.KINDS.get(each, each) for each in letters], tuple(cls.KINDS.values()))
-        groups, bias = c.positive("n_groups", 8), c.bool("use_bias", False)
-        heads = c.positive("mamba_num_heads")
-        if heads % groups:
-            raise c.error("n_groups", f"a divisor of mamba_num_heads, which is {heads}")
+        heads, groups = _heads(c, "mamba_num_heads")
         sizes = RecurrentSizes(
             heads, groups, c.positive("ssm_state_size"), c.positive("mamba_head_dim"), c.positive("conv_kernel", 4)
-        )
-        options = MambaOptions(
-            bias=bias,
-            convolution_bias=c.bool("use_conv_bias", True),
-            out_bias=bias,
-            limits=(c.float("time_step_min", 0.001), float("inf")),
-            norm_groups=groups,
         )
         return HybridConfig.common(
             c,
@@ -249,8 +239,7 @@ class NemotronHForCausalLM(HybridDecoder):
             mlp=PlainMLP,
             windows=(),
             kinds=kinds,
-            sizes=sizes,
-            recurrence=partial(mamba2, options=options),
+            **_recurrence(c, sizes, (c.float("time_step_min", 0.001), float("inf"))),
             mixture=_mixture(c) if "moe" in kinds else None,
             sparse=tuple(kind == "moe" for kind in kinds),
         )
@@ -262,25 +251,15 @@ class Mamba2ForCausalLM(NemotronHForCausalLM):
     @classmethod
     def read(cls, c: Checkpoint) -> HybridConfig:
         c.expect("hidden_act", "silu")
-        heads, groups, dim = c.positive("num_heads"), c.positive("n_groups", 8), c.positive("head_dim", 64)
-        if heads % groups:
-            raise c.error("n_groups", f"a divisor of num_heads, which is {heads}")
+        (heads, groups), dim = _heads(c, "num_heads"), c.positive("head_dim", 64)
         if heads * dim != c.positive("expand", 2) * c.positive("hidden_size"):
             raise c.error("num_heads", f"heads of head_dim {dim} that are expand times hidden_size elements in all")
-        bias = c.bool("use_bias", False)
-        options = MambaOptions(
-            bias=bias,
-            convolution_bias=c.bool("use_conv_bias", True),
-            out_bias=bias,
-            limits=read_limits(c),
-            norm_groups=groups,
-        )
+        sizes = RecurrentSizes(heads, groups, c.positive("state_size", 128), dim, c.positive("conv_kernel", 4))
         return _recurrent_alone(
             c,
             heads=Heads(heads, heads, dim),
             tied=c.bool("tie_word_embeddings", False),
-            sizes=RecurrentSizes(heads, groups, c.positive("state_size", 128), dim, c.positive("conv_kernel", 4)),
-            recurrence=partial(mamba2, options=options),
+            **_recurrence(c, sizes, read_limits(c)),
         )
 
 
@@ -314,6 +293,18 @@ class FalconMambaForCausalLM(MambaForCausalLM):
     @classmethod
     def norm_of(cls, c: Checkpoint) -> Callable[[int], RMSNorm]:
         return partial(UnscaledRMSNorm, eps=c.positive_float("mixer_rms_eps", 1e-6))
+
+
+def _heads(c: Checkpoint, name: str) -> tuple[int, int]:
+    """Return the heads of Mamba2, the value of `name`, and the groups that share keys. Raises CheckpointError."""
+    heads, groups = c.positive(name), c.positive("n_groups", 8)
+    if heads % groups:
+        raise c.error("n_groups", f"a divisor of {name}, which is {heads}")
+    return heads, groups
+
+
+def _recurrence(c: Checkpoint, sizes: RecurrentSizes, limits: tuple[float, float]) -> dict[str, Any]:
+    return mamba2_fields(sizes, limits, c.bool("use_bias", False), c.bool("use_conv_bias", True))
 
 
 def _recurrent_alone(c: Checkpoint, *, heads: Heads, **own: Any) -> HybridConfig:
