@@ -108,6 +108,15 @@ class Section:
         """Return the integer `name`, at least 1, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
+    def divisor(
+        self, name: builtins.str, of: builtins.str, whole: builtins.int, default: builtins.int = REQUIRED
+    ) -> builtins.int:
+        """Return the integer `name`, at least 1, which divides `whole`, the value of `of`."""
+        found = self.positive(name, default)
+        if whole % found:
+            raise self.error(name, f"a divisor of {of}, which is {whole}")
+        return found
+
     def listed(
         self, name: builtins.str, count: builtins.int, fits: Callable[[Any], builtins.bool], expected: builtins.str
     ) -> list[Any]:

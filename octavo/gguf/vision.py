@@ -69,10 +69,7 @@ class Vision(Metadata):
     @property
     def num_heads(self) -> int:
         """Heads of attention."""
-        count = self.positive("vision.attention.head_count")
-        if self.width % count:
-            raise self.error("vision.attention.head_count", f"a divisor of embedding_length, which is {self.width}")
-        return count
+        return self.divisor("vision.attention.head_count", "embedding_length", self.width)
 
     @property
     def patch(self) -> int:

@@ -156,9 +156,7 @@ class DecoderConfig:
                 f"{c.origin('rope_parameters')}: rope_parameters differ by kind of layer, expected those of all layers"
             )
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
-        num_kv_heads = c.positive("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise c.error("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
+        num_kv_heads = c.divisor("num_key_value_heads", "num_attention_heads", num_heads, num_heads)
         dim = head_dim or c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden_size, num_heads)
         fields: dict[str, Any] = {
             "num_layers": own.get("num_layers") or c.positive("num_hidden_layers"),

@@ -148,15 +148,9 @@ def _read_heads(attention: Section, query: int) -> int | None:
         return 0
     if attention.bool("replace_with_linear", False):
         return None
-    kv_heads = attention.optional_positive("num_key_value_heads")
-    if kv_heads is None:
-        group = attention.positive("n_heads_in_group")
-        if query % group:
-            raise attention.error("n_heads_in_group", f"a divisor of num_attention_heads, which is {query}")
-        return query // group
-    if query % kv_heads:
-        raise attention.error("num_key_value_heads", f"a divisor of num_attention_heads, which is {query}")
-    return kv_heads
+    if attention.values.get("num_key_value_heads") is None:
+        return query // attention.divisor("n_heads_in_group", "num_attention_heads", query)
+    return attention.divisor("num_key_value_heads", "num_attention_heads", query)
 
 
 def _read_width(mlp: Section, hidden: int) -> int | None:

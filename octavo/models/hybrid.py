@@ -173,12 +173,11 @@ def read_mamba_sizes(c: Checkpoint) -> RecurrentSizes:
     """Return the sizes of Mamba2 under the names that begin with `mamba_`. Raises CheckpointError."""
     expanded = c.positive_float("mamba_expand", 2.0) * c.positive("hidden_size")
     inner = c.optional_positive("mamba_d_ssm") or int(min(expanded, LARGEST_SIZE))
-    heads, groups = c.positive("mamba_n_heads"), c.positive("mamba_n_groups", 1)
+    heads = c.positive("mamba_n_heads")
     dim = inner // heads if c.values.get("mamba_d_head") in (None, "auto") else c.positive("mamba_d_head")
     if heads * dim != inner:
         raise c.error("mamba_n_heads", f"a number of heads of {dim} elements that are {inner} in all")
-    if heads % groups:
-        raise c.error("mamba_n_groups", f"a divisor of mamba_n_heads, which is {heads}")
+    groups = c.divisor("mamba_n_groups", "mamba_n_heads", heads, 1)
     return RecurrentSizes(heads, groups, c.positive("mamba_d_state"), dim, c.positive("mamba_d_conv", 4))
 
 

@@ -121,9 +121,7 @@ class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801
         c.expect("score_function", "sigmoid")
         query, hidden = c.positive("num_attention_heads"), c.positive("hidden_size")
         dim = c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden, query)
-        groups = c.positive("group_norm_size", 1)
-        if query % groups:
-            raise c.error("group_norm_size", f"a divisor of num_attention_heads, which is {query}")
+        groups = c.divisor("group_norm_size", "num_attention_heads", query, 1)
         return LingConfig.common_latent(
             c,
             group=c.positive("layer_group_size", 1),

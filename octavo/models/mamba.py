@@ -297,10 +297,8 @@ class FalconMambaForCausalLM(MambaForCausalLM):
 
 def _heads(c: Checkpoint, name: str) -> tuple[int, int]:
     """Return the heads of Mamba2, the value of `name`, and the groups that share keys. Raises CheckpointError."""
-    heads, groups = c.positive(name), c.positive("n_groups", 8)
-    if heads % groups:
-        raise c.error("n_groups", f"a divisor of {name}, which is {heads}")
-    return heads, groups
+    heads = c.positive(name)
+    return heads, c.divisor("n_groups", name, heads, 8)
 
 
 def _recurrence(c: Checkpoint, sizes: RecurrentSizes, limits: tuple[float, float]) -> dict[str, Any]:

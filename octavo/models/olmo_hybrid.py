@@ -68,9 +68,8 @@ class OlmoHybridForCausalLM(HybridDecoder):
     def read(cls, c: Checkpoint) -> HybridConfig:
         num_layers, heads = c.positive("num_hidden_layers"), c.positive("num_attention_heads")
         kinds = [ATTENTION if layer % 4 == 3 else RECURRENT for layer in range(num_layers)]
-        key_heads, value_heads = (c.positive(f"linear_num_{each}_heads", heads) for each in ("key", "value"))
-        if value_heads % key_heads:
-            raise c.error("linear_num_key_heads", f"a divisor of linear_num_value_heads, which is {value_heads}")
+        value_heads = c.positive("linear_num_value_heads", heads)
+        key_heads = c.divisor("linear_num_key_heads", "linear_num_value_heads", value_heads, heads)
         key_dim = c.positive("linear_key_head_dim", int(0.75 * c.positive("hidden_size") / key_heads))
         value_dim = c.positive("linear_value_head_dim", 2 * key_dim)
         sizes = RecurrentSizes(value_heads, key_heads, key_dim, value_dim, c.positive("linear_conv_kernel_dim", 4))

@@ -33,15 +33,14 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
         num_layers = c.positive("num_hidden_layers")
         interval = c.positive("full_attention_interval", 4)
         kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(num_layers)]
+        heads = c.positive("linear_num_value_heads", 32)
         sizes = RecurrentSizes(
-            c.positive("linear_num_value_heads", 32),
-            c.positive("linear_num_key_heads", 16),
+            heads,
+            c.divisor("linear_num_key_heads", "linear_num_value_heads", heads, 16),
             c.positive("linear_key_head_dim", 128),
             c.positive("linear_value_head_dim", 128),
             c.positive("linear_conv_kernel_dim", 4),
         )
-        if sizes.heads % sizes.key_heads:
-            raise c.error("linear_num_key_heads", f"a divisor of linear_num_value_heads, which is {sizes.heads}")
         own: dict[str, Any] = {}
         if c.values.get("num_experts") not in (None, 0):
             own = {"mixture": read_shared_mixture(c, norm_topk_prob=True), "sparse": sparse_layers(c)}
