@@ -122,17 +122,13 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
 SarvamMoEForCausalLM = BailingMoeV2ForCausalLM
 
 
-def _from_layer(c: Checkpoint) -> tuple[int | None, ...]:
-    return read_windows(c, is_windowed=c.values.get("max_window_layers") is not None)
-
-
 class Dots1ForCausalLM(GatedDecoder):
     """dots.llm1: Qwen3's attention, and DeepSeek V3's mixtures. Source: https://arxiv.org/abs/2506.05767."""
 
     FIELDS = fields(
         qk_norms=head_norms,
         bias=BIAS,
-        windows=Read(_from_layer),
+        windows=Read(lambda c: read_windows(c, is_windowed=c.values.get("max_window_layers") is not None)),
         mixture=Read(corrected, is_normalized=False),
         sparse=Read(dense_first, 0),
     )

@@ -234,10 +234,6 @@ class HunYuanDenseV1ForCausalLM(GatedDecoder):
     FIELDS = fields(norm_eps=EPS, bias=BIAS, qk_norms=head_norms, are_norms_last=True)
 
 
-def _first_window(c: Checkpoint) -> tuple[int | None, ...]:
-    return read_windows(c, is_windowed=c.values.get("sliding_window", 4096) is not None, default=4096)
-
-
 class MistralForCausalLM(GatedDecoder):
     """Mistral and Ministral: attention over a sliding window, in the layers that layer_types names.
 
@@ -245,7 +241,9 @@ class MistralForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2310.06825.
     """
 
-    FIELDS = fields(windows=Read(_first_window))
+    FIELDS = fields(
+        windows=Read(lambda c: read_windows(c, is_windowed=c.values.get("sliding_window", 0) is not None, default=4096))
+    )
 
 
 MinistralForCausalLM = MistralForCausalLM

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from torch import nn
-
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
@@ -17,12 +15,9 @@ from octavo.models.gemma_parts import BETWEEN_NORMS
 from octavo.models.ropes import ropes_by_layer
 
 
-def _norm_behind(c: DecoderConfig, eps: float) -> nn.Module:
-    return c.norm(c.hidden_size, eps)
-
-
 def _layer(c: Checkpoint) -> partial[SandwichLayer]:
-    return partial(SandwichLayer, after=partial(_norm_behind, eps=c.positive_float("post_norm_eps", 1e-8)))
+    eps = c.positive_float("post_norm_eps", 1e-8)
+    return partial(SandwichLayer, after=lambda c: c.norm(c.hidden_size, eps))
 
 
 class MuseGlimmerForCausalLM(GatedDecoder):
