@@ -144,6 +144,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "olmoe": Architecture("OlmoeForCausalLM", configs.turned_whole(configs.mixture), {}),
     "deepseek2": Architecture("DeepseekV2ForCausalLM", configs.deepseek, names.LATENT),
     "deepseek2 (sigmoid)": Architecture("DeepseekV3ForCausalLM", configs.deepseek, names.LATENT),
+    "glm-dsa": Architecture("GlmMoeDsaForCausalLM", mixtures.glm_dsa, names.GLM_DSA),
     "gpt-oss": Architecture("GptOssForCausalLM", configs.gpt_oss, names.GPT_OSS),
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2, names.STARCODER),
     "stablelm": Architecture("StableLmForCausalLM", configs.stablelm, names.STABLELM),

@@ -52,6 +52,20 @@ def mistral4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     return {**own, **head, "rope_scaling": scaling, "first_k_dense_replace": kinds.count("dense")}
 
 
+def glm_dsa(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
+    """Layers without tensors of an indexer attend to what an earlier one has chosen."""
+    has_indexer = [f"blk.{layer}.indexer.attn_k.weight" in meta.types for layer in range(meta.num_layers)]
+    indexer = "attention.indexer"
+    return {
+        **configs.deepseek(meta, base),
+        "model_type": "glm_moe_dsa",
+        "index_n_heads": meta.positive(f"{indexer}.head_count"),
+        "index_head_dim": meta.positive(f"{indexer}.key_length"),
+        "index_topk": meta.positive(f"{indexer}.top_k"),
+        "indexer_types": ["full" if each else "shared" for each in has_indexer] if has_indexer[0] else None,
+    }
+
+
 def cohere2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
     """Dense layers before the mixtures may have a width of their own."""
     own, gating = configs.mixture(meta, base), meta.optional_int("expert_gating_func") or 2

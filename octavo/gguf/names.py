@@ -95,6 +95,11 @@ LATENT: Final = {
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
 }
+GLM_DSA: Final = {
+    **LATENT,
+    **named("indexer.*", "self_attn.indexer.*", {"attn_q_b": "wq_b", "attn_k": "wk", "proj": "weights_proj"}),
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+}
 _JOINED_EXPERTS: Final = {
     "ffn_gate_up_exps": "experts.gate_up_proj_",
     "ffn_gate_exps": "experts.gate_up_proj_/first",

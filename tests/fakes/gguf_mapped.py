@@ -15,7 +15,7 @@ _TABLES = {"hy_v3": "dots1", "mellum": "qwen3moe", "cohere2moe": "glm4moe", "gra
 ARCHITECTURES = (
     *("gpt2", "starcoder", "gptneox", "bloom", "mpt", "phi2", "jais2", "minicpm3"),
     *("afmoe", "exaone-moe", "hy_v3", "mellum", "mimo2", "step35"),
-    *("mistral4", "cohere2moe", "granite_swa", "dbrx", "chatglm", "kimi-linear", "bitnet"),
+    *("glm-dsa", "mistral4", "cohere2moe", "granite_swa", "dbrx", "chatglm", "kimi-linear", "bitnet"),
 )
 _LIKE = {
     "granite_swa": {
@@ -129,6 +129,12 @@ def metadata_of(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         own |= {"attention.value_length": config["v_head_dim"], "attention.head_count_kv": 1}
         own |= {"attention.temperature_scale": rope["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": 0.1}
         own["rope.dimension_count"] = config["qk_rope_head_dim"]
+    if architecture == "glm-dsa":
+        own |= {"attention.key_length": 32, "attention.value_length_mla": config["v_head_dim"]}
+        own |= {"attention.key_length_mla": config["qk_head_dim"], "attention.head_count_kv": 1}
+        own |= {"expert_gating_func": 2, "leading_dense_block_count": config["mlp_layer_types"].count("dense")}
+        names = {"index_n_heads": "head_count", "index_head_dim": "key_length", "index_topk": "top_k"}
+        own |= {f"attention.indexer.{theirs}": config[ours] for ours, theirs in names.items()}
     if architecture == "kimi-linear":
         attends = [each == "full_attention" for each in config["layer_types"]]
         own |= {"attention.head_count_kv": [int(each) for each in attends], "kda.head_dim": config["linear_head_dim"]}

@@ -126,6 +126,8 @@ FAMILIES: list[Any] = [
     ("mimo_v2_flash", "mimo2", {}),
     ("step3p5", "step35", {}),
     ("mistral4", "mistral4", {}),
+    ("glm_moe_dsa", "glm-dsa", {"indexer_types": ["full", "shared", "full"]}),
+    pytest.param("glm_moe_dsa", "glm-dsa", {"n_group": 4, "topk_group": 2, "index_topk": 256}, marks=LONG),
     ("kimi_linear", "kimi-linear", {}),
     ("cohere2_moe", "cohere2moe", {}),
     ("granitemoe_swa", "granite_swa", {"layer_rope_theta": [10_000.0, 0, 10_000.0]}),
