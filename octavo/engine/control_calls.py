@@ -166,26 +166,29 @@ class LastingCalls:
         """Return the arguments of the pause that is on after a call, from those before it."""
         return list(arguments) if method == "pause" else None if method in _OF_PAUSES else before
 
-    async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...]) -> Replies:
+    async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...], *, is_alone: bool = False) -> Replies:
         """Make a call with `call`, which sends it to all replicas that are ready; return the replies. A core that is
-        started meanwhile gets it, too. Other weights are taken by all, or by none."""
+        started meanwhile gets it, too. Other weights are taken by all, or by none. num_replicas: ready or not."""
         with self.begun(method, arguments):
             if method == "update_weights":
-                return await self._update_weights(call, arguments)
+                return await self._update_weights(call, arguments, num_replicas)
             return await call(method, arguments)
 
-    async def _update_weights(self, call: CallEach, arguments: tuple[Any, ...]) -> Replies:
+    async def _update_weights(self, call: CallEach, arguments: tuple[Any, ...], num_replicas: int) -> Replies:
         replies = await call("check_weights", arguments)
         if failure_of(replies) is not None:
             return replies
         replies = await call("update_weights", arguments)
         failure = failure_of(replies)
-        if failure is None or len(replies) == 1:  # an engine alone sleeps until it has weights that can be read
+        if failure is None or num_replicas == 1:  # an engine alone sleeps until it has weights that can be read
             return replies
         _log.warning("a replica could not take other weights: %s; all go back to those that they had", failure)
-        returned = await call("update_weights", self._weights or [None])
-        if self._sleeps:
-            await call("sleep", [])
+        before = tuple(self._weights or [None])
+        with self.begun("update_weights", before):  # a core that is ready from here on gets these last
+            returned = await call("update_weights", before)
+            if self._sleeps:
+                with self.begun("sleep", ()):
+                    await call("sleep", ())
         went_back = failure_of(returned) is None
         what = "all replicas go on with the weights that they had" if went_back else f"and back: {failure_of(returned)}"
         return [(number, RequestFailed(f"{failure}; {what}")) for number, _ in replies]

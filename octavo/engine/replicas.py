@@ -337,7 +337,7 @@ class Replicas:
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "pause":
             self._dispatch.note_pause(arguments[0])
-        values = await self._lasting.make(self._call_each, method, arguments)
+        values = await self._lasting.make(self._call_each, method, arguments, len(self._replicas))
         if (failure := failure_of(values)) is not None:
             raise failure
         if not values:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from octavo.core.messages import SchedulerStats
-from octavo.engine.control_calls import LastingCalls, merged
+from octavo.engine.control_calls import LastingCalls, Replies, merged
+from octavo.errors import ConfigError
 from tests.fakes.core import engine_config
 
 
@@ -91,6 +93,23 @@ def test_a_core_that_starts_during_calls_gets_what_the_last_of_them_sets() -> No
     with lasting.begun("wake_up", ()), lasting.begun("sleep", ()):
         assert ("sleep", []) in calls(lasting)
     assert ("sleep", []) not in calls(lasting)
+
+
+@pytest.mark.anyio
+async def test_a_core_that_starts_while_all_go_back_to_their_weights_goes_back_too() -> None:
+    lasting, sent = LastingCalls(), []
+
+    async def call(method: str, arguments: Sequence[Any]) -> Replies:
+        sent.append((method, list(arguments)))
+        if len(sent) > 2:  # another core becomes ready behind the call that goes back, and does not get it
+            assert calls(lasting)[: len(sent) - 2] == sent[2:]
+        return [(0, ConfigError("a file is broken") if sent[1:] == [("update_weights", ["/2"])] else None)]
+
+    lasting.note("update_weights", ("/1",), None)
+    lasting.note("sleep", (), None)
+    replies = await lasting.make(call, "update_weights", ("/2",), num_replicas=2)
+    assert sent[1:] == [("update_weights", ["/2"]), ("update_weights", ["/1"]), ("sleep", [])]
+    assert "all replicas go on with the weights that they had" in str(replies[0][1]), "one of two was ready"
 
 
 def test_a_core_that_starts_gets_the_pause_that_is_on() -> None:
