@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from octavo.attention.backend import Parts, StepSizes
 from octavo.attention.metadata import AttentionMetadata
+from octavo.core.light_torch import import_meta_registrations
 
 META = torch.device("meta")
 
@@ -53,7 +53,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
         return _peak_bytes(run)
     except NotImplementedError:
         # an operator of torch itself needs a part that is not imported at start
-        import_module("torch._meta_registrations")
+        import_meta_registrations()
         return _peak_bytes(run)
 
 

@@ -119,7 +119,7 @@ def import_worker() -> None:
 
     Only for a process that runs nothing but an engine: it gets torch without what an engine never uses.
     """
-    from octavo.executor.light_torch import without_meta_registrations
+    from octavo.core.light_torch import without_meta_registrations
     from octavo.worker.ahead import collector_paused
 
     # who needs the module imports it again, and meets what goes wrong with it

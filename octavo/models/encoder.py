@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import COUNTS
+from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
 from octavo.models.fallback.library import INSTALL, library_version, refusal
@@ -58,7 +58,7 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
     """
     if library_version() is None:
         raise UnsupportedModel(f"{checkpoint.where}: the encoder of this model is transformers' own: {INSTALL}")
-    import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
+    import_meta_registrations()
     import transformers
 
     stored = checkpoint.stored

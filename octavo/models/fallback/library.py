@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import COUNTS, shown
+from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 
 INSTALL = "pip install 'octavo[transformers]'"
@@ -119,7 +119,7 @@ def refusal(
 def open_library(checkpoint: Checkpoint) -> Library:
     """Return the class and the config of the checkpoint. Raises CheckpointError for a config that transformers refuses,
     and UnsupportedModel."""
-    import_module("torch._meta_registrations")  # which a core's process lacks: transformers imports it too late
+    import_meta_registrations()
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import UnsupportedModel, one_line
 from octavo.models.fallback.attention import NAME, RECORDED, Call, Unfit, register
 from octavo.models.fallback.exact import Watch
@@ -70,7 +70,7 @@ def _check_modules(causal: Any) -> None:
 
 
 def _run(causal: Any, watch: Watch) -> None:
-    import_module("torch._meta_registrations")
+    import_meta_registrations()
     ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
     with torch.device("meta"), torch.inference_mode(), without_data(causal), _followed(causal, watch), watch:
         causal(**inputs(ids, torch.empty(1, 3, dtype=torch.int64, device="meta")))

@@ -18,7 +18,7 @@ _RUN = """
 import sys
 import msgspec
 from octavo.config.schema import EngineConfig
-from octavo.executor.light_torch import without_meta_registrations
+from octavo.core.light_torch import without_meta_registrations
 with without_meta_registrations():
     from octavo.worker.worker import Worker
     from tests.worker.dummy_steps import run_dummy
@@ -36,13 +36,34 @@ assert torch._meta_registrations.meta_index_Tensor
 _STRANGER = """
 import sys
 from pathlib import Path
-from octavo.executor.light_torch import without_meta_registrations
+from octavo.core.light_torch import without_meta_registrations
 with without_meta_registrations():
     import octavo.worker.worker
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.fallback.library import open_library
 open_library(Checkpoint.open(Path(sys.argv[1])))
 """
+_AT_ONCE = """
+import sys
+import threading
+import time
+from octavo.core.light_torch import import_meta_registrations, without_meta_registrations
+has_begun = threading.Event()
+def import_ahead():
+    with without_meta_registrations():
+        has_begun.set()
+        time.sleep(0.3)
+        import torch
+threading.Thread(target=import_ahead).start()
+has_begun.wait()
+import_meta_registrations()
+assert sys.modules["torch._meta_registrations"].meta_index_Tensor
+import torch._decomp
+"""
+
+
+def test_who_needs_the_part_waits_for_a_thread_that_imports_torch_without_it() -> None:
+    assert subprocess.run([sys.executable, "-c", _AT_ONCE], check=False).returncode == 0
 
 
 @pytest.mark.long
