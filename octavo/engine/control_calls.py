@@ -166,7 +166,7 @@ class LastingCalls:
         """Return the arguments of the pause that is on after a call, from those before it."""
         return list(arguments) if method == "pause" else None if method in _OF_PAUSES else before
 
-    async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...], *, is_alone: bool = False) -> Replies:
+    async def make(self, call: CallEach, method: str, arguments: tuple[Any, ...], num_replicas: int) -> Replies:
         """Make a call with `call`, which sends it to all replicas that are ready; return the replies. A core that is
         started meanwhile gets it, too. Other weights are taken by all, or by none. num_replicas: ready or not."""
         with self.begun(method, arguments):
