@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
+from octavo.config.sounds import PHI4_SOUNDS
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import ChatOptions
 from octavo.errors import InvalidRequest
@@ -100,12 +102,12 @@ def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
     return msgspec.structs.replace(prompt, multi_modal_data={"audio": [asked.sound]})
 
 
-def _glm_asr(tools: InputProcessor, asked: Asked) -> Prompt:
+def _behind(tools: InputProcessor, asked: Asked, words: Mapping[Task, str]) -> Prompt:
     """The words of the task stand behind the sound, as the template of chats has them."""
     _refuse_prompt(asked.form)
     _refuse_language(asked.form)
-    words = {"type": "text", "text": "Please transcribe this audio into text"}
-    return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, words]}])
+    text = {"type": "text", "text": words[asked.task]}
+    return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, text]}])
 
 
 def _omni(tools: InputProcessor, asked: Asked) -> Prompt:
@@ -146,6 +148,11 @@ _GRANITE_WORDS: Final[Mapping[Task, str]] = {
     "transcribe": "can you transcribe the speech into a written format?",
     "translate": "translate the speech to English",
 }
+_GLM_WORDS: Final[Mapping[Task, str]] = {"transcribe": "Please transcribe this audio into text"}
+_PHI4_WORDS: Final[Mapping[Task, str]] = {
+    "transcribe": "Transcribe the audio clip into text.",
+    "translate": "Translate the audio to English.",
+}
 _ASR_TEXT: Final = "<asr_text>"
 _VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
 _LANGUAGES: Final = {
@@ -159,14 +166,16 @@ _LANGUAGES: Final = {
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
 _GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
+_PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), (), piece_s=40.0, tasks=frozenset(_PHI4_WORDS))
 _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "Gemma3nForConditionalGeneration": _OMNI,
     "Gemma4ForConditionalGeneration": _OMNI,
     "Gemma4UnifiedForConditionalGeneration": _OMNI,
-    "GlmAsrForConditionalGeneration": SpeechStyle(_glm_asr, (), piece_s=655.0),
+    "GlmAsrForConditionalGeneration": SpeechStyle(partial(_behind, words=_GLM_WORDS), (), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
+    **dict.fromkeys(PHI4_SOUNDS, _PHI4),
     "Qwen2_5OmniForConditionalGeneration": _OMNI,
     "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     "Qwen3ASRForConditionalGeneration": SpeechStyle(

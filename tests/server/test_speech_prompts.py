@@ -170,3 +170,22 @@ def test_models_of_all_kinds_are_asked_in_words(task: Task, language: str | None
     assert message["content"] == [{"type": "audio", "audio": sound}, {"type": "text", "text": words}]
     with pytest.raises(InvalidRequest, match="prompt is set"):
         style.write(tools, Asked(TranscriptionRequest(prompt="x"), task, sound))
+
+
+@pytest.mark.parametrize("architecture", ["Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"])
+def test_phi_is_asked_in_the_words_of_its_card(architecture: str) -> None:
+    sounds = SimpleNamespace(architecture=architecture)
+    tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), render_chat=lambda messages: messages)
+    style, sound = style_of(tools), (tone(0.1), RATE)
+    assert style is not None
+    words: dict[Task, str] = {
+        "transcribe": "Transcribe the audio clip into text.",
+        "translate": "Translate the audio to English.",
+    }
+    assert (style.tasks, style.piece_s) == (set(words), 40.0)
+    for task, asked in words.items():
+        [message] = cast(Any, style.write(tools, Asked(TranscriptionRequest(), task, sound)))
+        assert message["content"] == [{"type": "audio", "audio": sound}, {"type": "text", "text": asked}]
+    for field in ("prompt", "language"):
+        with pytest.raises(InvalidRequest, match=f"{field} is set"):
+            style.write(tools, Asked(TranscriptionRequest(**{field: "en"}), "transcribe", sound))
