@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -171,6 +171,15 @@ def checked_text(text: str, field: str) -> str:
             field=field,
         ) from error
     return text
+
+
+def check_token_ids(token_ids: Collection[int], vocab_size: int, field: str) -> None:
+    """Raise InvalidRequest for a token id that the model does not have."""
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{field} contains {token_id}; the model's token ids go from 0 to {vocab_size - 1}", field=field
+            )
 
 
 def _checked_namespace(value: Any) -> str | None:

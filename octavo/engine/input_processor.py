@@ -17,7 +17,7 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.media import num_positions_of
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.pooling import PoolingParams
-from octavo.core.prompt import Prompt, PromptLike, checked_text, one_salt
+from octavo.core.prompt import Prompt, PromptLike, check_token_ids, checked_text, one_salt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
@@ -238,7 +238,7 @@ class InputProcessor:
         """
         if prompt.token_ids is not None:
             token_ids, field = prompt.token_ids, "prompt_token_ids"
-            self._check_ids(token_ids, field)
+            check_token_ids(token_ids, self.ready.vocab_size, field)
         else:
             field = "prompt"
             if num_kept is None:
@@ -286,14 +286,6 @@ class InputProcessor:
     def _longer_context(self) -> str:
         return " or raise max_model_len" if self._model.user_set_max_model_len else ""
 
-    def _check_ids(self, token_ids: Collection[int], field: str) -> None:
-        vocab_size = self.ready.vocab_size
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"{field} contains {token_id}; the model's token ids go from 0 to {vocab_size - 1}", field=field
-                )
-
     def _with_all_logprobs(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the size of the vocabulary for -1 log-probabilities."""
         changes = {
@@ -319,10 +311,8 @@ class InputProcessor:
                     f"vocabulary has {self.ready.vocab_size} tokens; ask for fewer",
                     field=params.width_field,
                 )
-        self._check_ids(params.stop_token_ids, "stop_token_ids")
-        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
-        self._check_ids(params.logprob_token_ids or (), "logprob_token_ids")
-        self._check_ids(params.logit_bias or (), "logit_bias")
+        for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+            check_token_ids(getattr(params, field) or (), self.ready.vocab_size, field)
 
     def _check_something_is_left(self, params: SamplingParams, bad_words: Collection[tuple[int, ...]]) -> None:
         """Raise InvalidRequest for parameters that bar every token from the start on. Where longer bad words leave none

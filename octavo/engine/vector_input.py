@@ -11,7 +11,7 @@ import msgspec
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.messages import CoreReady
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, PooledPrompt, PoolingParams, cosine
-from octavo.core.prompt import Prompt, checked_text
+from octavo.core.prompt import Prompt, check_token_ids, checked_text
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.late_interaction import LatePrompts
@@ -170,7 +170,7 @@ class VectorInput:
         if num_kept is not None:
             num_cut = max(0, len(kept) - self._limit(num_kept))
             kept = kept[num_cut:] if params.truncation_side == "left" else kept[: len(kept) - num_cut]
-        limit, vocab_size = self._ready.max_model_len, self._ready.vocab_size
+        limit = self._ready.max_model_len
         if not kept:
             raise InvalidRequest("the prompt is empty; it must have a token", field="prompt", code="empty_prompt")
         if len(kept) > limit:
@@ -179,12 +179,7 @@ class VectorInput:
                 "or set truncate_prompt_tokens to -1 to keep its beginning",
                 field="prompt",
             )
-        for token_id in (min(kept), max(kept)):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"the prompt has the token id {token_id}; those of the model go from 0 to {vocab_size - 1}",
-                    field="prompt",
-                )
+        check_token_ids(kept, self._ready.vocab_size, "prompt")
         return kept
 
 
