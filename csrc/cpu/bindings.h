@@ -46,5 +46,6 @@ void bind_tile_dot(nb::class_<Cpu>& cpu);
 void bind_sampling(nb::class_<Cpu>& cpu);
 void bind_quantized(nb::class_<Cpu>& cpu);
 void bind_choice(nb::class_<Cpu>& cpu);
+void bind_hyper(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

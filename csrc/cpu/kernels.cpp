@@ -59,6 +59,7 @@ void bind_kernels(nb::module_& m) {
   bind_sampling(cpu);
   bind_quantized(cpu);
   bind_choice(cpu);
+  bind_hyper(cpu);
 }
 
 }  // namespace octavo

@@ -81,6 +81,11 @@ class AttentionBackend(Protocol):
     def workspace_bytes(self, sizes: StepSizes) -> int:
         """Return the most bytes that `run` or `run_latents` allocates beside its output, for the memory plan."""
 
+    def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
+        """Return the bytes that kernels take where each query sees up to `num_keys` vectors of its own; 0 where torch
+        computes, of which the operators know."""
+        ...
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:

@@ -40,6 +40,10 @@ class DryAttention:
         """Return 0: the workspace of the real backend is counted by its own method."""
         return 0
 
+    def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
+        """Return 0: the same holds for what each query sees of its own."""
+        return 0
+
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, *_: Any) -> Tensor:
         return self._empty(tuple(q.shape), q.dtype)
 

@@ -53,7 +53,7 @@ class _OfStreams(Layer):
 
     def products(self, x: Tensor) -> Tensor:
         """x [tokens, streams · dim] → float32 [tokens, outputs]."""
-        return self._prepared(self.ops.rms_norm(x.float(), self._ones, self.sizes.norm_eps))
+        return self._prepared(self.ops.normed_streams(x, self._ones, self.sizes.norm_eps))
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
@@ -118,11 +118,8 @@ class PlainConnection(Connection):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Mixing]:
         """x [tokens, streams · dim] → what the block reads [tokens, dim], and what `join` needs."""
-        count, (scale, base), products = self.sizes.count, self.numbers, self.products(x)
-        read = self.ops.stream_weights(products[:, :count], scale[:1], base[:count], self.sizes.eps)
-        write = self.ops.stream_weights(products[:, count:], scale[1:], base[count:], 0.0) * self._most
-        unmixed = torch.eye(count, device=x.device).expand(len(x), -1, -1)
-        return self.ops.weighed_stream(x, read), Mixing(read, write, unmixed)
+        mixing: Mixing = self.ops.plain_mixing(self.products(x), *self.numbers, self._most, self.sizes.eps)
+        return self.ops.weighed_stream(x, mixing.read), mixing
 
 
 class HyperHead(_OfStreams):
@@ -143,8 +140,16 @@ class MeanOfStreams(Layer):
     def __init__(self, sizes: StreamSizes) -> None:
         super().__init__()
         self._count = sizes.count
+        self._weights: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, streams · dim] → [tokens, dim]."""
-        weights = x.new_full((len(x), self._count), 1.0 / self._count, dtype=torch.float32)
-        return self.ops.weighed_stream(x, weights)
+        return self.ops.weighed_stream(x, self._weights.expand(len(x), -1))
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and the weights of the mean."""
+        super().bind(binding)
+        count = self._count
+        self._weights = binding.once(
+            ("mean", count), lambda: torch.full((1, count), 1.0 / count, device=binding.device)
+        )

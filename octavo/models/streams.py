@@ -12,6 +12,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.layers.elementwise import Elementwise
 from octavo.layers.hyper import Connection, HyperConnection, StreamSizes
 from octavo.models.blocks import GatedDecoder, stream_norm
 from octavo.models.config import DecoderConfig
@@ -76,6 +77,7 @@ class StreamsDecoder(GatedDecoder):
         super().__init__(c, mesh, attention, mlp)
         self.hc_head = head(c.streams) if self.is_last else None
         self._streams: StreamSizes = c.streams
+        self.copies = Elementwise("repeated_streams", c.streams.count)
 
     @property
     def received_size(self) -> int | None:
@@ -87,7 +89,8 @@ class StreamsDecoder(GatedDecoder):
 
     def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return the streams [tokens, streams · hidden], all the same."""
-        return super().begin(batch)[0].repeat(1, self._streams.count), None
+        streams: Tensor = self.copies(super().begin(batch)[0])
+        return streams, None
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return the norm of one stream [tokens, hidden]."""

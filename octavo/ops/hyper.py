@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.ops.norm import rms_norm
 from octavo.ops.registry import Operator
 from octavo.ops.streams import PIECE, in_pieces
 
@@ -40,7 +41,7 @@ def stream_mixing(products: Tensor, scale: Tensor, base: Tensor, rounds: int, ep
     scale [3] and base [n · (n + 2)] are those of the weights of reading, of writing and of the matrix, whose rows and
     columns are divided by their sums so many `rounds`, the first of which has columns alone.
     """
-    count = next(n for n in range(1, products.shape[1] + 1) if n * (n + 2) == products.shape[1])
+    count = num_mixed(products)
     sections = [count, count, count * count]
     (read, write, mix), (read_base, write_base, mix_base) = (torch.split(e, sections, -1) for e in (products, base))
     mix = (mix * scale[2] + mix_base).view(-1, count, count)
@@ -52,6 +53,32 @@ def stream_mixing(products: Tensor, scale: Tensor, base: Tensor, rounds: int, ep
         mix = mix / (mix.sum(-2, keepdim=True) + eps)
     written = 2 * _sigmoid(write * scale[1] + write_base)
     return Mixing(stream_weights(read, scale[:1], read_base, eps), written, mix)
+
+
+def plain_mixing(products: Tensor, scale: Tensor, base: Tensor, most: float, eps: float) -> Mixing:
+    """Return how a block joins streams that stay what they were, from products float32 [tokens, n + n].
+
+    scale [2] and base [n + n] are those of the weights of reading and of writing; these are at most `most`.
+    """
+    count = products.shape[1] // 2
+    read = stream_weights(products[:, :count], scale[:1], base[:count], eps)
+    written = stream_weights(products[:, count:], scale[1:], base[count:], 0.0) * most
+    return Mixing(read, written, torch.eye(count, device=products.device).repeat(len(products), 1, 1))
+
+
+def num_mixed(products: Tensor) -> int:
+    """Return how many streams are mixed by products [tokens, n · (n + 2)]."""
+    return next(n for n in range(1, products.shape[1] + 1) if n * (n + 2) == products.shape[1])
+
+
+def normed_streams(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the norm of all streams of a token together, float32 [tokens, n · dim]; weight is float32 [n · dim]."""
+    return rms_norm(x.float(), weight, eps)
+
+
+def repeated_streams(x: Tensor, count: int) -> Tensor:
+    """Return x [tokens, dim] as so many streams, [tokens, count · dim]."""
+    return x.repeat(1, count)
 
 
 @in_pieces(2)
@@ -96,6 +123,24 @@ def mixing_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor
         yield _normal(tokens, outputs), torch.tensor([0.7, 1.2, 0.9]), _normal(outputs), rounds, 1e-6
 
 
+def plain_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float, float]]:
+    """Yield the same without matrices."""
+    for tokens, count in ((1, 4), (9, 3)):
+        yield _normal(tokens, 2 * count), torch.tensor([0.7, 1.2]), _normal(2 * count), 2.5, 1e-6
+
+
+def norm_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Yield one token and several, of widths that fill vectors and do not."""
+    for tokens, width in ((1, 128), (9, 111)):
+        yield _normal(tokens, width).to(dtype), _normal(width), 1e-5
+
+
+def repeated_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
+    """Yield one token and several."""
+    for tokens, dim, count in ((1, 32, 4), (9, 37, 3)):
+        yield _normal(tokens, dim).to(dtype), count
+
+
 def stream_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one token and several pieces, and streams that fill no vector."""
     for tokens, count, dim in ((1, 4, 32), (2 * PIECE + 1, 3, 37)):
@@ -112,6 +157,9 @@ def mixed_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor,
 OPERATORS = (
     Operator("stream_weights", stream_weights, weight_examples),
     Operator("stream_mixing", stream_mixing, mixing_examples),
+    Operator("plain_mixing", plain_mixing, plain_examples),
+    Operator("normed_streams", normed_streams, norm_examples),
+    Operator("repeated_streams", repeated_streams, repeated_examples),
     Operator("weighed_stream", weighed_stream, stream_examples),
     Operator("mixed_streams", mixed_streams, mixed_examples),
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import StepSizes
+from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cpu.attention import CpuBackend
+from octavo.devices.cpu.dry_library import DryLibrary
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.ops.chosen_tokens import SmallHeads, attend_chosen, choose_tokens
 from tests.conformance.paged import cut_steps
 from tests.conformance.runtimes import LEVELS, ops
@@ -49,7 +54,12 @@ def made(sizes: Sizes, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inp
 
 
 def run(
-    both: Both, inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None = None
+    both: Both,
+    inputs: Inputs,
+    sizes: Sizes,
+    cuts: Sequence[int],
+    beside: Inputs | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the results of a sequence that is computed up to each of `cuts` in turn, with another one in each step,
     and what it chose."""
@@ -60,7 +70,7 @@ def run(
     found, chose = [], []
     for metadata, given, count in cut_steps(inputs, cuts, SIZE, beside):
         chosen = both[0](SmallHeads(*given[4:]), cache, metadata, sizes.count)
-        out = both[1]((given[0], given[1]), (given[2], given[3]), cache, metadata, chosen, 0.1)
+        out = both[1]((given[0], given[1]), (given[2], given[3]), cache, metadata, chosen, 0.1, sinks)
         found.append(out[:count].clone())
         chose.append(chosen[:count].clone())
     return torch.cat(found), torch.cat(chose)
@@ -72,18 +82,20 @@ def all_of_both() -> list[Both]:
     return [(choose_tokens, attend_chosen), *bound]
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [SMALL, LARGER], ids=["small", "larger"])
-def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, dtype: torch.dtype) -> None:
+def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, dtype: torch.dtype, has_sinks: bool) -> None:
+    sinks = torch.linspace(-1.0, 2.0, sizes.heads) if has_sinks else None
     inputs, length = made(sizes, dtype=dtype), sizes.length
     other = tuple(each[: length // 2 + 3] for each in made(sizes, seed=1, dtype=dtype))
     ends = sorted({*range(1, length, 67), *range(length - 5, length + 1)})
     for both in all_of_both():
-        whole, chosen = run(both, inputs, sizes, [length])
+        whole, chosen = run(both, inputs, sizes, [length], sinks=sinks)
         assert whole.isfinite().all()
         for count, given in ((1, (ends, other)), (2, (ends,)), (2, ([length], other))):
             with threads(count):
-                again, chosen_again = run(both, inputs, sizes, *given)
+                again, chosen_again = run(both, inputs, sizes, *given, sinks=sinks)
             assert torch.equal(chosen_again, chosen)
             assert torch.equal(again, whole)
 
@@ -118,3 +130,21 @@ def test_a_score_that_is_no_number_changes_no_other_sequence() -> None:
         found, chosen = run(both, fine, SMALL, [SMALL.length], spoiled)
         assert torch.equal(found, expected)
         assert torch.equal(chosen.sort(dim=1).values, chosen)
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+def test_the_memory_plan_counts_what_kernels_work_in() -> None:
+    runtime, sizes, tokens = CpuRuntime.open(2), LARGER, 40
+    library = DryLibrary(runtime.cpu)
+    dry = CpuRuntime(cast(Any, library), "meta").bind()
+    shapes = (tokens, sizes.index_heads, sizes.index), (tokens, sizes.index_heads), (tokens, sizes.index)
+    small = SmallHeads(*(torch.empty(shape, device="meta") for shape in shapes))
+    cache = torch.empty(9, SIZE * (sizes.value + sizes.rest + sizes.index), device="meta")
+    dry.choose_tokens(small, cache, AttentionMetadata.build([tokens], [tokens], [list(range(1, 4))], SIZE), sizes.count)
+    assert library.scratch_bytes == 2 * 4 * 16 * (sizes.index_heads + 1) * sizes.index
+    size = sizes.value + sizes.rest
+    counted = CpuBackend(runtime, torch.float32).gathered_bytes(
+        StepSizes(tokens, 500, sizes.heads, 1, size, 4, sizes.value), 500
+    )
+    tiles = 2 * 512 * size * 4
+    assert tiles < counted < tiles + runtime.cpu.attention_scratch_bytes(sizes.heads, 1, size, sizes.value, 500, 0) * 2

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.ops.compressed import (
-    Sight,
-    SmallQueries,
-    choose_pools,
-    compressed_attention,
-    compressed_windows,
-    ends_of,
-    store_vectors,
-)
+from octavo.ops import compressed
+from octavo.ops.compressed import Sight, SmallQueries, compressed_windows, ends_of, store_vectors
 from octavo.ops.hyper import mixed_streams, stream_mixing, stream_weights, weighed_stream
 from tests.conformance.paged import cut_steps
+from tests.conformance.runtimes import LEVELS, ops
 from tests.conformance.test_block_sparse import threads
 
 SIZE = 16
 """Tokens of a block of the cache."""
+
+
+IMPLEMENTED: dict[str, Any] = {"reference": compressed} | {level: ops(level, 2) for level in LEVELS}
+"""The references, and the kernels at every level that this machine can run."""
 
 
 class Sizes(NamedTuple):
@@ -72,7 +70,9 @@ def biases(sizes: Sizes) -> list[Tensor]:
     return [torch.linspace(-1.0, 1.0, rate * width).view(rate, width) for rate, width in shapes]
 
 
-def run(inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None = None) -> Tensor:
+def run(
+    inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None = None, own: Any = compressed
+) -> Tensor:
     """Return the results of a sequence that is computed up to each of `cuts` in turn, with another one in each step.
 
     Blocks of the caches lie apart, as they do where several layers share a block, and are full of NaN.
@@ -93,8 +93,8 @@ def run(inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None
         small = SmallQueries(given.queries, given.weights) if sizes.small_heads else None
         used = (caches[0], caches[2]) if by.rate else caches[:1]
         sinks = torch.linspace(-1.0, 1.0, sizes.heads)
-        out = compressed_attention(given.q, used, (rows,) * len(used), by, sinks, small)
-        found.append(out[:count])
+        out = own.compressed_attention(given.q, used, (rows,) * len(used), by, sinks, small)
+        found.append(out[:count].clone())
     return torch.cat(found)
 
 
@@ -103,28 +103,40 @@ def run(inputs: Inputs, sizes: Sizes, cuts: Sequence[int], beside: Inputs | None
     [CHOOSING, ALL, ALONE, RELEASED, RELEASED_ALL],
     ids=["choosing", "all", "alone", "released", "released all"],
 )
-def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes) -> None:
-    inputs, length = made(sizes, sizes.length), sizes.length
-    whole = run(inputs, sizes, [length])
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, name: str) -> None:
+    inputs, length, own = made(sizes, sizes.length), sizes.length, IMPLEMENTED[name]
+    whole = run(inputs, sizes, [length], own=own)
     assert whole.isfinite().all()
     ends = sorted({*range(1, length, 67), *range(length - 9, length + 1)})
-    assert torch.equal(run(inputs, sizes, ends), whole)
+    assert torch.equal(run(inputs, sizes, ends, own=own), whole)
     other = made(sizes, length // 2 + 3, seed=1)
-    assert torch.equal(run(inputs, sizes, ends, other), whole)
+    assert torch.equal(run(inputs, sizes, ends, other, own=own), whole)
     for count in (1, 2):
         with threads(count):
-            assert torch.equal(run(inputs, sizes, ends), whole)
+            assert torch.equal(run(inputs, sizes, ends, own=own), whole)
+        if name in LEVELS:
+            assert torch.equal(run(inputs, sizes, ends, own=ops(name, count)), whole)
 
 
-def test_some_heads_have_the_bits_of_all_together() -> None:
+@pytest.mark.parametrize("sizes", [CHOOSING, RELEASED, RELEASED_ALL, ALONE])
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_agree_with_the_reference(sizes: Sizes, level: str) -> None:
+    inputs = made(sizes, sizes.length)
+    expected, found = (run(inputs, sizes, [sizes.length], own=own) for own in (compressed, IMPLEMENTED[level]))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_some_heads_have_the_bits_of_all_together(name: str) -> None:
     """As ranks compute them."""
-    inputs, heads = made(RELEASED, 90), 4
-    whole, sizes = run(inputs, RELEASED, [90]), RELEASED._replace(heads=heads)
-    first = compressed_of_heads(inputs, sizes, heads)
+    inputs, heads, own = made(RELEASED, 90), 4, IMPLEMENTED[name]
+    whole, sizes = run(inputs, RELEASED, [90], own=own), RELEASED._replace(heads=heads)
+    first = compressed_of_heads(inputs, sizes, heads, own)
     assert torch.equal(first, whole[:, :heads])
 
 
-def compressed_of_heads(inputs: Inputs, sizes: Sizes, heads: int) -> Tensor:
+def compressed_of_heads(inputs: Inputs, sizes: Sizes, heads: int, own: Any) -> Tensor:
     all_sinks, by = torch.linspace(-1.0, 1.0, RELEASED.heads), sizes.sight
     rows = AttentionMetadata.build([len(inputs.q)], [len(inputs.q)], [list(range(1, 7))], SIZE)
     caches = [torch.zeros(7, width * SIZE) for width in (sizes.dim, inputs.parts.shape[1])]
@@ -135,14 +147,17 @@ def compressed_of_heads(inputs: Inputs, sizes: Sizes, heads: int) -> Tensor:
     new = compressed_windows(caches[1], rows, ends, biases(sizes), torch.float32, is_overlapping=True)
     store_vectors(torch.cat(new, 1), vectors, rows, by.rate, ends)
     small = SmallQueries(inputs.queries, inputs.weights)
-    return compressed_attention(inputs.q[:, :heads], (caches[0], vectors), (rows, rows), by, all_sinks[:heads], small)
+    q = inputs.q[:, :heads].contiguous()
+    out: Tensor = own.compressed_attention(q, (caches[0], vectors), (rows, rows), by, all_sinks[:heads], small)
+    return out
 
 
-def test_a_query_sees_its_window_and_the_vectors_that_it_chooses() -> None:
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_a_query_sees_its_window_and_the_vectors_that_it_chooses(name: str) -> None:
     """Against the formula of one query at a time."""
     sizes, by = CHOOSING, CHOOSING.sight
     inputs, length = made(sizes, sizes.length), sizes.length
-    found, (bias, small_bias) = run(inputs, sizes, [length]), biases(sizes)
+    found, (bias, small_bias) = run(inputs, sizes, [length], own=IMPLEMENTED[name]), biases(sizes)
     wide, narrow = 2 * sizes.dim, 2 * sizes.small_dim
     sections = inputs.parts.split([wide, wide, narrow, narrow], 1)
 
@@ -174,8 +189,11 @@ def test_a_query_sees_its_window_and_the_vectors_that_it_chooses() -> None:
         torch.testing.assert_close(found[position], weights.t() @ both, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("rate", "num_chosen"), [(4, 5), (16, 2), (1, 9)])
-def test_the_choice_of_windows_is_that_of_the_formula_however_a_sequence_is_cut(rate: int, num_chosen: int) -> None:
+@pytest.mark.parametrize("name", IMPLEMENTED)
+@pytest.mark.parametrize(("rate", "num_chosen"), [(4, 5), (16, 2), (1, 9), (3, 4)])
+def test_the_choice_of_windows_is_that_of_the_formula_however_a_sequence_is_cut(
+    rate: int, num_chosen: int, name: str
+) -> None:
     length, size, heads = 90, 16, 6
     generator = torch.Generator().manual_seed(0)
     keys, gates = (torch.randn(length, size, generator=generator) for _ in range(2))
@@ -197,7 +215,7 @@ def test_the_choice_of_windows_is_that_of_the_formula_however_a_sequence_is_cut(
             (made,) = compressed_windows(parts, rows, ends, [bias], torch.float32, is_overlapping=False)
             store_vectors(made, pools, rows, rate, ends)
             small = SmallQueries(queries[start:end], weights[start:end])
-            found.append(choose_pools(small, pools, rows, rate, num_chosen, num_tokens))
+            found.append(IMPLEMENTED[name].choose_pools(small, pools, rows, rate, num_chosen, num_tokens).clone())
             start = end
         return torch.cat(found)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from octavo.ops.experts import PreparedStack, RouterRule, Routing, route
+from octavo.ops.experts import PreparedStack, RouterRule, Routing, route, routing_of
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear
 from octavo.ops.registry import Ops, bind
 from octavo.platform import Platform
@@ -78,6 +78,19 @@ def test_rows_have_the_bits_of_their_experts_linear(level: str, name: str, dtype
                     continue  # torch's products in bfloat16 depend on the number of rows on some machines
                 assert torch.equal(found[row], linear(rows[row : row + 1])[0])
                 assert torch.equal(again[row], linear.in_float32(rows[row : row + 1])[0])
+
+
+@pytest.mark.parametrize("level", OPS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_expert_that_a_token_has_twice_reads_the_row_of_the_token_twice(level: str, name: str) -> None:
+    kept: LinearFormat = method_named(name).format(OPS[level])
+    stack, linears = make_stack(kept, torch.float32, gated=False, bias=False)
+    x = torch.randn((3, 96), generator=torch.Generator().manual_seed(0))
+    x[1:] = torch.nan  # what lies behind the only token
+    found = stack(x[:1], routing_of(torch.tensor([[2, 2]]), torch.ones(1, 2), EXPERTS), of_tokens=True)
+    expected = linears[2](x[:1])[0]
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], expected)
 
 
 @pytest.mark.parametrize("level", OPS)

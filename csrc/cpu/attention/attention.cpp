@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../bindings.h"
+#include "gathered.h"
 #include "prompts.h"
 
 namespace octavo {
@@ -157,6 +158,34 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "The same for latents, whose queries and keys come in two parts: the elements that are values too, and the rest.");
+  cpu.def(
+      "gathered_scratch_bytes",
+      [](const Cpu& cpu, int heads, int dim, int value_dim, int keys, int type) {
+        const Attention a = gathered_attention(heads, dim, value_dim, static_cast<Type>(type));
+        return cpu.pool.threads() * gathered_bytes(a, attention_kernels(cpu.level), keys);
+      },
+      "Most bytes that `gathered_attention` works in, for queries that see up to `keys` vectors.");
+  cpu.def(
+      "gathered_attention",
+      [](Cpu& cpu, Address q, Address q_tail, Address out, Address query_starts, Address sequence_lengths, Address sinks,
+         Address cache, Address tables, Address recent_cache, Address recent_tables, Address chosen, std::int64_t q_stride,
+         std::int64_t q_tail_stride, std::int64_t table_stride, std::int64_t block_bytes, std::int64_t vector_bytes,
+         std::int64_t recent_table_stride, std::int64_t recent_block_bytes, std::int64_t recent_bytes, int rate, int num_chosen,
+         int window, int block_size, int tokens, int rows, int heads, int dim, int value_dim, int type, int key_type, float scale) {
+        Attention a = gathered_attention(heads, dim, value_dim, static_cast<Type>(type));
+        a.q = pointer(q), a.out = pointer(out), a.sinks = pointer<float>(sinks), a.scale = scale;
+        a.query_starts = pointer<std::int32_t>(query_starts), a.sequence_lengths = pointer<std::int32_t>(sequence_lengths);
+        a.q_stride = q_stride, a.tokens = tokens, a.rows = rows;
+        a.tails = {pointer(q_tail), nullptr, q_tail_stride, 0};
+        const Gathered g{a,
+                         {pointer<std::uint8_t>(cache), pointer<std::int32_t>(tables), table_stride, block_bytes, vector_bytes, rate},
+                         {pointer<std::uint8_t>(recent_cache), pointer<std::int32_t>(recent_tables), recent_table_stride,
+                          recent_block_bytes, recent_bytes, 1},
+                         pointer<std::int32_t>(chosen), num_chosen, window, block_size, static_cast<Type>(key_type)};
+        cpu.submit([&cpu, g, &kernels = attention_kernels(cpu.level)] { run_gathered(cpu, g, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Attend to vectors that each query sees of its own, and to its last tokens; see csrc/cpu/attention/gathered.h.");
   cpu.def(
       "copy_blocks",
       [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes,

@@ -112,6 +112,8 @@ struct AttentionKernels {
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
   // Tokens [begin, end) of one KV head.
   void (*write)(const Attention&, int kv_head, int begin, int end);
+  // `count` latents that lie in rows of their own, as tiles of the cache one behind the other.
+  void (*gather)(const Attention&, const void* const* rows, Type row_type, int count, std::uint8_t* tiles);
   // One split of one item; `next` is what this thread is likely to attend to afterwards, to fetch its first keys.
   void (*attend)(const Attention&, const AttentionItem&, int split, const AttentionItem& next, const AttentionPartial&,
                  std::uint8_t* scratch);

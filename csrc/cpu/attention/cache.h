@@ -260,6 +260,50 @@ inline std::uint8_t* tile_at(const Attention& a, std::int64_t block, int kv_head
          offset / kTileKeys * a.layout.tile_bytes;
 }
 
+// Keys of a tile, of which a row has pairs that are units: [kTileKeys] rows, `stride` elements apart.
+void lay_keys(const bf16* keys, int stride, int dim, float* units) {
+  for (int first = 0; first < kTileKeys; first += kLanes)
+    for (int unit = 0; unit < dim / 2; unit += kLanes) {
+      Floats square[kLanes];
+      for (int i = 0; i < kLanes; ++i) square[i] = load_bits(keys + (first + i) * stride + 2 * unit);
+      transpose(square);
+      for (int i = 0; i < kLanes && unit + i < dim / 2; ++i) store(units + (unit + i) * kTileKeys + first, square[i]);
+    }
+}
+
+// The same of float32, where `dim` is a multiple of 16.
+void lay_keys(const float* keys, int stride, int dim, float* units) {
+  for (int first = 0; first < kTileKeys; first += kLanes)
+    for (int i = 0; i < dim; i += kLanes) {
+      Floats square[kLanes];
+      for (int j = 0; j < kLanes; ++j) square[j] = load(keys + (first + j) * stride + i);
+      transpose(square);
+      for (int j = 0; j < kLanes; ++j) store(units + (i + j) * kTileKeys + first, square[j]);
+    }
+}
+
+template <class Element>
+void gather_tiles_of(const Attention& a, const void* const* rows, Type row_type, int count, std::uint8_t* tiles) {
+  const int dim = a.layout.padded_dim, stride = (dim + 31) / 32 * 32;
+  alignas(64) Element keys[kTileKeys * kMostDim];
+  alignas(64) float row[kMostDim + kLanes] = {};
+  for (int first = 0; first < count; first += kTileKeys) {
+    const int own = count - first < kTileKeys ? count - first : kTileKeys;
+    for (int key = 0; key < own; ++key) {
+      load_row(rows[first + key], 0, row_type, a.dim, row);
+      for (int i = 0; i < dim; i += kLanes) store(keys + key * stride + i, load(row + i));
+    }
+    if (own < kTileKeys) std::memset(keys + own * stride, 0, sizeof(Element) * (kTileKeys - own) * stride);
+    lay_keys(keys, stride, dim, reinterpret_cast<float*>(tiles + first / kTileKeys * static_cast<std::int64_t>(a.layout.tile_bytes)));
+  }
+}
+
+// Latents of float32 and bfloat16.
+void gather_tiles(const Attention& a, const void* const* rows, Type row_type, int count, std::uint8_t* tiles) {
+  a.cache_type == Type::float32 ? gather_tiles_of<float>(a, rows, row_type, count, tiles)
+                                : gather_tiles_of<bf16>(a, rows, row_type, count, tiles);
+}
+
 // Keys and values in bfloat16 that fill a tile, from token `token` on, in vectors instead of element by element.
 void write_tile(const Attention& a, int kv_head, int token, std::uint8_t* tile) {
   const int dim = a.layout.padded_dim, stride = (dim + 31) / 32 * 32;
@@ -273,15 +317,8 @@ void write_tile(const Attention& a, int kv_head, int token, std::uint8_t* tile) 
   };
   take(a.k, a.k_stride, keys);
   take(a.v, a.v_stride, values);
-  auto* units = reinterpret_cast<float*>(tile);
-  for (int first = 0; first < kTileKeys; first += kLanes)
-    for (int unit = 0; unit < dim / 2; unit += kLanes) {
-      Floats square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = load_bits(keys + (first + i) * stride + 2 * unit);
-      transpose(square);
-      for (int i = 0; i < kLanes && unit + i < dim / 2; ++i) store(units + (unit + i) * kTileKeys + first, square[i]);
-    }
-  units = reinterpret_cast<float*>(tile + a.layout.side_bytes);
+  lay_keys(keys, stride, dim, reinterpret_cast<float*>(tile));
+  auto* units = reinterpret_cast<float*>(tile + a.layout.side_bytes);
   for (int pair = 0; pair < kTileKeys / 2; ++pair)
     for (int i = 0; i < dim; i += kLanes) {
       const bf16* value = values + 2 * pair * stride + i;

@@ -306,6 +306,7 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
 
 namespace OCTAVO_LEVEL {
 extern const AttentionKernels attention_table;
-const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, attend, merge, relate, finish};
+const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, gather_tiles,
+                                          attend,      merge,         relate,       finish};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

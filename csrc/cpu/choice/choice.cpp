@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "../bindings.h"
 
@@ -34,13 +33,13 @@ struct Least {
   int above;
 };
 
-Least least_chosen(const std::vector<std::uint32_t>& ranks, int count) {
+Least least_chosen(const std::uint32_t* ranks, int seen, int count) {
   std::uint32_t prefix = 0, mask = 0;
   int above = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
     int counts[256] = {};
-    for (const std::uint32_t rank : ranks)
-      if ((rank & mask) == prefix) ++counts[rank >> shift & 255];
+    for (int i = 0; i < seen; ++i)
+      if ((ranks[i] & mask) == prefix) ++counts[ranks[i] >> shift & 255];
     int byte = 255;
     while (above + counts[byte] < count) above += counts[byte--];
     prefix |= static_cast<std::uint32_t>(byte) << shift, mask |= 255u << shift;
@@ -48,35 +47,61 @@ Least least_chosen(const std::vector<std::uint32_t>& ranks, int count) {
   return {prefix, above};
 }
 
-// Positions of the `count` best of the scores of `seen` keys, of equal ones the first, in ascending order.
-void choose(const float* scores, int seen, int count, std::int32_t* chosen) {
+// Numbers of the `count` best of the scores of `seen` keys, of equal ones the first, in ascending order. Scores become
+// their ranks.
+void choose(float* scores, int seen, int count, std::int32_t* chosen) {
   if (seen <= count) {
     for (int i = 0; i < count; ++i) chosen[i] = std::min(i, seen - 1);
     return;
   }
-  std::vector<std::uint32_t> ranks(seen);
-  std::transform(scores, scores + seen, ranks.begin(), rank_of);
-  const Least least = least_chosen(ranks, count);
+  auto* ranks = reinterpret_cast<std::uint32_t*>(scores);
+  for (int i = 0; i < seen; ++i) {
+    const std::uint32_t rank = rank_of(scores[i]);
+    std::memcpy(scores + i, &rank, sizeof rank);
+  }
+  const Least least = least_chosen(ranks, seen, count);
   int equal = count - least.above;
   for (int i = 0; i < seen; ++i)
     if (ranks[i] > least.rank || (ranks[i] == least.rank && equal-- > 0)) *chosen++ = i;
 }
 
-void run_choice(Cpu& cpu, const Choice& a, int count, std::int32_t* chosen) {
+// Positions of the tokens of `chosen` keys, of which there are `count`, and of those behind the last key that the query
+// at `position` sees, then -1: `width` numbers, in the memory of the keys' numbers.
+void name_tokens(const Choice& a, int position, int count, int width, std::int32_t* chosen) {
+  const int seen = keys_seen(a, position);
+  int end = position + 1;
+  if (seen <= count) {
+    for (int i = 0; i < end; ++i) chosen[i] = i;
+  } else {
+    for (int i = count - 1; i >= 0; --i)
+      for (int token = a.rate - 1, key = chosen[i]; token >= 0; --token) chosen[i * a.rate + token] = key * a.rate + token;
+    end = count * a.rate;
+    for (int token = seen * a.rate; token <= position; ++token) chosen[end++] = token;
+  }
+  std::fill(chosen + end, chosen + width, -1);
+}
+
+// width: numbers of a query where tokens are named; 0 where its `count` keys are.
+void run_choice(Cpu& cpu, const Choice& a, int count, int width, std::int32_t* chosen) {
   const ChoiceKernels& kernels = choice_kernels(cpu.level);
   // queries that see no more than they choose need no scores
-  const int first = std::min(a.tokens, std::max(0, count - a.first_position)), last = a.first_position + a.tokens;
+  const std::int64_t sees_more = (count + 1LL) * a.rate - 1;  // the first position whose query does
+  const int first = static_cast<int>(std::clamp<std::int64_t>(sees_more - a.first_position, 0, a.tokens));
+  const int last = keys_seen(a, a.first_position + a.tokens - 1);
   const int groups = (a.tokens - first + kScoringTokens - 1) / kScoringTokens, parts = (last + kTaskKeys - 1) / kTaskKeys;
   const std::int64_t bytes = kernels.scratch_bytes(a);
   auto* memory = static_cast<std::uint8_t*>(cpu.scratch(bytes * cpu.pool.threads()));
   cpu.pool.run(groups * parts, [&](int task, int thread) {
     const int begin = first + task / parts * kScoringTokens, end = std::min(a.tokens, begin + kScoringTokens);
-    const int key = task % parts * kTaskKeys, end_key = std::min(key + kTaskKeys, a.first_position + end);
+    const int key = task % parts * kTaskKeys, end_key = std::min(key + kTaskKeys, keys_seen(a, a.first_position + end - 1));
     if (key < end_key) kernels.score(a, begin, end, key, end_key, reinterpret_cast<float*>(memory + thread * bytes));
   });
   cpu.pool.run_pieces(a.tokens, 1, [&](int begin, int end, int) {
-    for (int token = begin; token < end; ++token)
-      choose(a.scores + token * a.score_stride, a.first_position + token + 1, count, chosen + static_cast<std::int64_t>(token) * count);
+    for (int token = begin; token < end; ++token) {
+      std::int32_t* own = chosen + static_cast<std::int64_t>(token) * (width ? width : count);
+      choose(a.scores + token * a.score_stride, keys_seen(a, a.first_position + token), count, own);
+      if (width) name_tokens(a, a.first_position + token, count, width, own);
+    }
   });
 }
 
@@ -90,11 +115,23 @@ void bind_choice(nb::class_<Cpu>& cpu) {
          int first_position, int heads, int size, int block_size, int count, int type, int key_type) {
         const Choice a{pointer(queries), pointer<float>(weights), pointer<std::uint8_t>(keys), pointer<std::int32_t>(table),
                        pointer<float>(scores), query_stride, block_stride, token_stride, score_stride, tokens, first_position,
-                       heads, size, block_size, static_cast<Type>(type), static_cast<Type>(key_type)};
-        cpu.submit([&cpu, a, count, chosen] { run_choice(cpu, a, count, pointer<std::int32_t>(chosen)); });
+                       heads, size, block_size, 1, static_cast<Type>(type), static_cast<Type>(key_type)};
+        cpu.submit([&cpu, a, count, chosen] { run_choice(cpu, a, count, 0, pointer<std::int32_t>(chosen)); });
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Choose the tokens that consecutive queries of a sequence attend to; see csrc/cpu/choice/choice.h.");
+  cpu.def(
+      "choose_windows",
+      [](Cpu& cpu, Address queries, Address weights, Address keys, Address table, Address scores, Address chosen,
+         std::int64_t query_stride, std::int64_t block_stride, std::int64_t token_stride, std::int64_t score_stride, int tokens,
+         int first_position, int heads, int size, int block_size, int rate, int count, int width, int type, int key_type) {
+        const Choice a{pointer(queries), pointer<float>(weights), pointer<std::uint8_t>(keys), pointer<std::int32_t>(table),
+                       pointer<float>(scores), query_stride, block_stride, token_stride, score_stride, tokens, first_position,
+                       heads, size, block_size, rate, static_cast<Type>(type), static_cast<Type>(key_type)};
+        cpu.submit([&cpu, a, count, width, chosen] { run_choice(cpu, a, count, width, pointer<std::int32_t>(chosen)); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "The same where every `rate` tokens have a key: `count` numbers of keys, or `width` of tokens where it is not 0.");
 }
 
 }  // namespace octavo

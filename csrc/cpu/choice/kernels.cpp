@@ -18,8 +18,9 @@ std::int64_t choice_scratch_bytes(const Choice& a) {
 template <class Element>
 void arrange_keys(const Choice& a, int first_key, int last_key, float* tile) {
   for (int key = 0; key < kScoredKeys; ++key) {
-    const int position = first_key + key < last_key ? first_key + key : last_key;
-    const std::uint8_t* place = a.keys + a.table[position / a.block_size] * a.block_stride + position % a.block_size * a.token_stride;
+    const int number = first_key + key < last_key ? first_key + key : last_key, position = (number + 1) * a.rate - 1;
+    const std::uint8_t* place =
+        a.keys + a.table[position / a.block_size] * a.block_stride + position % a.block_size / a.rate * a.token_stride;
     const auto* row = reinterpret_cast<const Element*>(place);
     for (int i = 0; i < a.size; ++i) tile[i * kScoredKeys + key] = to_float(row[i]);
   }
@@ -64,7 +65,7 @@ void score_of(const Choice& a, int begin, int end, int first_key, int end_key, f
   for (int key = first_key; key < end_key; key += kScoredKeys) {
     arrange_keys<Key>(a, key, end_key - 1, tile);
     for (int token = begin; token < end; ++token) {
-      const int seen = a.first_position + token + 1, stop = seen < end_key ? seen : end_key;
+      const int seen = keys_seen(a, a.first_position + token), stop = seen < end_key ? seen : end_key;
       if (key >= stop) continue;
       score_tile(a, scratch + (token - begin) * width, a.weights + static_cast<std::int64_t>(token) * a.heads, tile,
                  a.scores + token * a.score_stride + key, stop - key < kScoredKeys ? stop - key : kScoredKeys);

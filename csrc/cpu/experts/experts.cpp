@@ -138,8 +138,10 @@ void place_rows(Cpu& cpu, const Rows& rows, char* gathered) {
 template <class Job, class Make>
 void multiply_stack(Cpu& cpu, const Rows& rows, const Make& make) {
   const int begin = rows.starts[rows.first], end = rows.starts[rows.first + rows.count];
-  // a token alone has one row for all of its experts, each of which has a row at most
-  const bool is_gathered = rows.per_token && rows.pairs > rows.per_token;
+  // a token alone has one row for all of its experts, each of which has a row at most unless a table names it twice
+  bool is_gathered = rows.per_token && rows.pairs > rows.per_token;
+  for (int expert = rows.first; rows.per_token && expert < rows.first + rows.count; ++expert)
+    is_gathered = is_gathered || rows.starts[expert + 1] - rows.starts[expert] > 1;
   const std::int64_t gathered_bytes = is_gathered ? line_up(static_cast<std::int64_t>(end - begin) * rows.inputs_bytes) : 0;
   std::vector<Job> jobs;
   std::vector<int> first_rows;
@@ -219,6 +221,20 @@ void bind_experts(nb::class_<Cpu>& cpu) {
         });
       },
       nb::call_guard<nb::gil_scoped_release>(), "Experts of tokens by their logits, and pairs grouped by expert.");
+  cpu.def(
+      "route_to_experts",
+      [](Cpu& cpu, Address logits, Address chosen, int tokens, int experts, int top_k, int score, bool is_normalized,
+         float factor, Address weights, Address order, Address places, Address starts) {
+        const Rule rule{top_k, static_cast<Score>(score), 0.0f, is_normalized, factor, 1, 1, 1, false};
+        cpu.submit([=] {
+          for (std::int64_t token = 0; token < tokens; ++token)
+            route_token_to(rule, pointer<const float>(logits) + token * experts, pointer<const std::int64_t>(chosen) + token * top_k,
+                           experts, pointer<float>(weights) + token * top_k, pointer<std::int32_t>(places) + token * top_k);
+          group_pairs(tokens * top_k, experts, pointer<std::int32_t>(order), pointer<std::int32_t>(places),
+                      pointer<std::int32_t>(starts));
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "The same for experts that are chosen already, int64 [tokens, top_k].");
   cpu.def(
       "expert_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int per_token, int pairs, Address order, Address starts, int first,

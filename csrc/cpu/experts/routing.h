@@ -10,7 +10,7 @@
 namespace octavo {
 
 // The numbers are part of the Python interface.
-enum class Score : int { softmax = 0, sigmoid = 1, softmax_near = 2 };
+enum class Score : int { softmax = 0, sigmoid = 1, softmax_near = 2, softplus_root = 3 };
 
 // What a router does with logits; see RouterRule in octavo/ops/experts.py.
 struct Rule {
@@ -52,17 +52,24 @@ inline void keep_groups(const Rule& rule, float* wanted, int experts) {
       std::fill_n(wanted + group * size, size, -std::numeric_limits<float>::infinity());
 }
 
-// The best experts and their scores.
-inline void take_best(const Rule& rule, const float* logits, const float* bias, int experts, float* weights, int* chosen) {
+inline std::vector<float> scores_of(const Rule& rule, const float* logits, int experts) {
   std::vector<float> scores(logits, logits + experts);
   if (rule.score == Score::sigmoid) {
     for (float& each : scores) each = 1.0f / (1.0f + std::exp(-each));
+  } else if (rule.score == Score::softplus_root) {
+    for (float& each : scores) each = std::sqrt(each > 20.0f ? each : std::log1p(std::exp(each)));
   } else {
     const float most = *std::max_element(scores.begin(), scores.end());
     float total = 0;
     for (float& each : scores) total += each = std::exp(each - most);
     for (float& each : scores) each /= total;
   }
+  return scores;
+}
+
+// The best experts and their scores.
+inline void take_best(const Rule& rule, const float* logits, const float* bias, int experts, float* weights, int* chosen) {
+  const std::vector<float> scores = scores_of(rule, logits, experts);
   const bool takes_logits = rule.corrects_logits || (!bias && rule.groups == 1);
   std::vector<float> wanted = takes_logits ? std::vector<float>(logits, logits + experts) : scores;
   if (bias)
@@ -88,15 +95,26 @@ inline void take_near(const Rule& rule, const float* logits, int experts, float*
   }
 }
 
-inline void route_token(const Rule& rule, const float* logits, const float* bias, const float* factors, int experts,
-                 float* weights, int* chosen) {
-  if (rule.score == Score::softmax_near) take_near(rule, logits, experts, weights, chosen);
-  else take_best(rule, logits, bias, experts, weights, chosen);
+inline void weigh_chosen(const Rule& rule, const float* factors, const int* chosen, float* weights) {
   float total = 0;
   for (int i = 0; i < rule.top_k; ++i) total += weights[i];
   for (int i = 0; i < rule.top_k; ++i) weights[i] = (rule.is_normalized ? weights[i] / (total + 1e-20f) : weights[i]) * rule.factor;
   if (factors)
     for (int i = 0; i < rule.top_k; ++i) weights[i] *= factors[chosen[i]];
+}
+
+inline void route_token(const Rule& rule, const float* logits, const float* bias, const float* factors, int experts,
+                 float* weights, int* chosen) {
+  if (rule.score == Score::softmax_near) take_near(rule, logits, experts, weights, chosen);
+  else take_best(rule, logits, bias, experts, weights, chosen);
+  weigh_chosen(rule, factors, chosen, weights);
+}
+
+// To experts that are chosen already.
+inline void route_token_to(const Rule& rule, const float* logits, const std::int64_t* table, int experts, float* weights, int* chosen) {
+  const std::vector<float> scores = scores_of(rule, logits, experts);
+  for (int i = 0; i < rule.top_k; ++i) weights[i] = scores[chosen[i] = static_cast<int>(table[i])];
+  weigh_chosen(rule, nullptr, chosen, weights);
 }
 
 // Groups pairs by expert; within one they stay in their order. Expert of a pair: places, which becomes its row.

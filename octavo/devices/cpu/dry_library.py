@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _PADDED: Final = 64
 _PANEL_COLUMNS: Final = 32
 _HEAD_ROWS: Final = 128
+_SCORING_ROWS: Final = 16
 _GROUP_BYTES: Final = 512 << 10
 _NARROW_LEVELS: Final = ("avx512_bf16", "amx", "amx_emulated")
 """Levels that multiply bfloat16 without widening it."""
@@ -61,6 +62,13 @@ class DryLibrary:
         """Count a product with quantised experts, whose rows are brought together and quantised."""
         halves = _codes_per_input(rest[9])
         self._use_scratch(pairs, rest[8], 4 + 4 * halves, 3 * halves)
+
+    def choose_windows(self, *arguments: int) -> None:
+        """Count a choice, of which each thread has the queries of some tokens and the keys of a tile."""
+        self._call()
+        heads, size = arguments[12:14]
+        own_bytes = -(-4 * _SCORING_ROWS * (heads + 1) * size // _PADDED) * _PADDED
+        self.scratch_bytes = max(self.scratch_bytes, int(self._cpu.threads) * own_bytes)
 
     def _use_scratch(self, rows: int, inputs: int, width: int, sums_of_column: int = 1) -> None:
         self._call()

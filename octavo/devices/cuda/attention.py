@@ -123,6 +123,10 @@ class CudaBackend:
         of_parts = divided * sizes.num_heads * chunks * (sizes.head_dim + 2) * 4
         return of_parts + sizes.max_tokens * (16 + 2 * sizes.head_dim * sizes.element_size)
 
+    def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
+        """Return 0: torch computes."""
+        return 0
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:

@@ -83,6 +83,10 @@ class ReferenceBackend:
         copies = 4 * sizes.num_heads * sizes.head_dim * sizes.element_size
         return gathered + masks + sizes.max_tokens * (row_bytes + copies)
 
+    def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
+        """Return 0: torch computes."""
+        return 0
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores
     ) -> Tensor:

@@ -60,6 +60,7 @@ def test_triton_has_the_operators_of_a_plain_decoder() -> None:
         "gated_rms_norm",
         "gelu_tanh_and_mul",
         "mamba2_scan",
+        "normed_streams",
         "prepare_coded",
         "prepare_linear",
         "prepare_quantized",

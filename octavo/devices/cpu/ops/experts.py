@@ -14,7 +14,7 @@ from octavo.ops.experts import PreparedStack, RouterRule, Routing
 from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.registry import Implementation
 
-_SCORES: Final = {"softmax": 0, "sigmoid": 1, "softmax_near": 2}
+_SCORES: Final = {"softmax": 0, "sigmoid": 1, "softmax_near": 2, "softplus_root": 3}
 """How the library numbers them; the reference computes others."""
 
 
@@ -58,27 +58,52 @@ class PanelStack(PreparedStack):
 
 def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
     """Make `octavo.ops.experts.route`."""
-    kernel, empty = runtime.cpu.route_experts, runtime.empty
+    kernel = runtime.cpu.route_experts
+    # an older library has not the last of them
+    known = set(_SCORES) if hasattr(runtime.cpu, "route_to_experts") else set(_SCORES) - {"softplus_root"}
 
     def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:
-        if rule.score not in _SCORES:
+        if rule.score not in known:
             return experts.route(logits, rule, bias, factors)
         logits = dense(logits)
         tokens, count = logits.shape
         assert logits.dtype is torch.float32, f"logits are {logits.dtype}, expected float32"
-        pairs = tokens * rule.top_k
-        weights = empty((tokens, rule.top_k), torch.float32)
-        order, places = empty((pairs,), torch.int32), empty((pairs,), torch.int32)
-        starts = empty((count + 1,), torch.int32)
+        routing = _empty_routing(runtime, tokens, count, rule.top_k)
         kernel(
             *(logits.data_ptr(), *(0 if each is None else each.data_ptr() for each in (bias, factors)), tokens, count),
             *(rule.top_k, _SCORES[rule.score], rule.threshold, rule.is_normalized, rule.factor),
             *(rule.num_groups, rule.groups_kept, rule.group_best, rule.corrects_logits),
-            *(weights.data_ptr(), order.data_ptr(), places.data_ptr(), starts.data_ptr()),
+            *(each.data_ptr() for each in routing),
         )
-        return Routing(weights, order, places, starts)
+        return routing
 
     return route
+
+
+def make_route_to(runtime: CpuRuntime) -> Callable[..., Routing]:
+    """Make `octavo.ops.experts.route_to`; of rules that a choice goes into, the reference."""
+    kernel = runtime.cpu.route_to_experts
+
+    def route_to(logits: Tensor, rule: RouterRule, chosen: Tensor) -> Routing:
+        if rule.score not in _SCORES or rule.score == "softmax_near":
+            return experts.route_to(logits, rule, chosen)
+        logits, chosen, (tokens, count) = dense(logits), dense(chosen), logits.shape
+        assert logits.dtype is torch.float32, f"logits are {logits.dtype}, expected float32"
+        routing = _empty_routing(runtime, tokens, count, rule.top_k)
+        kernel(
+            *(logits.data_ptr(), chosen.data_ptr(), tokens, count, rule.top_k, _SCORES[rule.score]),
+            *(rule.is_normalized, rule.factor, *(each.data_ptr() for each in routing)),
+        )
+        return routing
+
+    return route_to
+
+
+def _empty_routing(runtime: CpuRuntime, tokens: int, count: int, top_k: int) -> Routing:
+    """Return room for the routing of tokens to so many experts."""
+    empty, pairs = runtime.empty, tokens * top_k
+    weights, (order, places) = empty((tokens, top_k), torch.float32), (empty((pairs,), torch.int32) for _ in range(2))
+    return Routing(weights, order, places, empty((count + 1,), torch.int32))
 
 
 def make_sum(runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -143,6 +168,7 @@ def make_weighted_inputs(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Ten
 
 IMPLEMENTATIONS = (
     Implementation("route", "native", make_route, lacks("route_experts")),
+    Implementation("route_to", "native", make_route_to, lacks("route_to_experts")),
     Implementation("expert_sum", "native", make_sum),
     Implementation("add_inputs", "native", make_add_inputs, lacks("add_expert_inputs")),
     Implementation("weighted_inputs", "native", make_weighted_inputs, lacks("weigh_expert_inputs")),

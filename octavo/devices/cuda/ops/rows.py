@@ -24,6 +24,11 @@ def add_rms_norm(
     return _normed(runtime, x, residual.contiguous(), weight, eps, offset)
 
 
+def normed_streams(runtime: CudaRuntime, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return what `octavo.ops.hyper.normed_streams` does."""
+    return rms_norm(runtime, x.float(), weight, eps)
+
+
 def _normed(
     runtime: CudaRuntime, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor]:
@@ -89,4 +94,9 @@ def rotate_into(
     return out
 
 
-IMPLEMENTATIONS = (implementation(rms_norm), implementation(add_rms_norm), implementation(rotary))
+IMPLEMENTATIONS = (
+    implementation(rms_norm),
+    implementation(add_rms_norm),
+    implementation(normed_streams),
+    implementation(rotary),
+)

@@ -1,0 +1,135 @@
+// Attention of queries to vectors that each sees of its own: those that it chose or all of them, and its last tokens.
+#pragma once
+
+#include "tasks.h"
+
+namespace octavo {
+namespace {
+
+// A cache with a vector of every `rate` tokens of a block, its rows dense elements of `type`. 0 for no cache.
+struct Vectors {
+  const std::uint8_t* cache;
+  const std::int32_t* tables;  // [rows, ...], `table_stride` apart
+  std::int64_t table_stride, block_bytes, vector_bytes;
+  int rate;
+};
+
+// What a query attends to: the numbers of `vectors` that it chose where more than `num_chosen` have ended, else all that
+// have; behind them the last `window` tokens. In this order they are a sequence of their own, whose last token the query
+// is, so its sums depend on its position alone.
+struct Gathered {
+  Attention a;  // queries and results, of latents; without places of keys
+  Vectors vectors, recent;
+  const std::int32_t* chosen;  // [tokens, num_chosen], dense; below 0 none. Null where all are seen
+  int num_chosen, window, block_size;
+  Type key_type;
+};
+
+// Queries that share the copies of what they see, or some heads of one query.
+struct GatheredTask {
+  int row, token, position, queries, head, heads;
+};
+
+const void* place_of(const Gathered& g, const Vectors& v, int row, int number) {
+  const int position = (number + 1) * v.rate - 1;
+  const std::int64_t block = v.tables[row * v.table_stride + position / g.block_size];
+  return v.cache + block * v.block_bytes + position % g.block_size / v.rate * v.vector_bytes;
+}
+
+int ended_at(const Gathered& g, int position) { return g.vectors.rate ? (position + 1) / g.vectors.rate : 0; }
+
+bool chooses(const Gathered& g, int position) { return g.chosen && ended_at(g, position) > g.num_chosen; }
+
+// Keys that a query sees at most.
+int most_keys(const Gathered& g, int position) {
+  return (chooses(g, position) ? g.num_chosen : ended_at(g, position)) + std::min(position + 1, g.window);
+}
+
+// Fills in the rows of the last query of a task; returns how many there are.
+int find_rows(const Gathered& g, const GatheredTask& task, const void** rows) {
+  const int position = task.position + task.queries - 1;
+  int count = 0;
+  if (chooses(g, position)) {
+    const std::int32_t* chosen = g.chosen + static_cast<std::int64_t>(task.token) * g.num_chosen;
+    for (int i = 0; i < g.num_chosen; ++i)
+      if (chosen[i] >= 0) rows[count++] = place_of(g, g.vectors, task.row, chosen[i]);
+  } else {
+    for (const int ended = ended_at(g, position); count < ended; ++count) rows[count] = place_of(g, g.vectors, task.row, count);
+  }
+  for (int token = std::max(0, position - g.window + 1); g.window > 0 && token <= position; ++token)
+    rows[count++] = place_of(g, g.recent, task.row, token);
+  return count;
+}
+
+// Queries that see all tokens up to themselves share them. Of few queries, threads share the heads.
+std::vector<GatheredTask> plan_gathered(const Gathered& g, const AttentionKernels& kernels, int threads) {
+  std::vector<GatheredTask> tasks;
+  const Attention& a = g.a;
+  const int most = g.window == 0 && g.vectors.rate == 1 ? most_queries_of(a, kernels) : 1;
+  const int parts = a.tokens < 2 * threads ? std::min(threads, std::max(1, a.heads / 8)) : 1;
+  for (int row = 0; row < a.rows; ++row) {
+    const int first = a.query_starts[row], end = a.query_starts[row + 1], context = a.sequence_lengths[row] - (end - first);
+    for (int token = first; token < end;) {
+      const int position = context + token - first;
+      int queries = 1;
+      while (queries < most && token + queries < end && !chooses(g, position + queries)) ++queries;
+      for (int part = 0; part < (queries == 1 ? parts : 1); ++part) {
+        const int head = queries == 1 ? a.heads * part / parts : 0, next = queries == 1 ? a.heads * (part + 1) / parts : a.heads;
+        tasks.push_back({row, token, position, queries, head, next - head});
+      }
+      token += queries;
+    }
+  }
+  return tasks;
+}
+
+// Bytes of a thread: of an item of attention, then the tiles and the places of up to `keys` keys.
+std::int64_t gathered_bytes(const Attention& a, const AttentionKernels& kernels, int keys) {
+  const std::int64_t tiles = (keys + kTileKeys - 1) / kTileKeys;
+  return item_bytes(a, kernels, partial_rows(a, most_queries_of(a, kernels))) + tiles * (a.layout.tile_bytes + kTileKeys * 8);
+}
+
+void attend_gathered(const Gathered& g, const AttentionKernels& kernels, const GatheredTask& task, int keys,
+                     const std::int32_t* table, std::uint8_t* memory) {
+  const int item_rows = partial_rows(g.a, most_queries_of(g.a, kernels)), element = g.a.type == Type::float32 ? 4 : 2;
+  std::uint8_t* tiles = memory + item_bytes(g.a, kernels, item_rows);
+  auto** rows = reinterpret_cast<const void**>(tiles + (keys + kTileKeys - 1) / kTileKeys * static_cast<std::int64_t>(g.a.layout.tile_bytes));
+  const int count = find_rows(g, task, rows);
+  kernels.gather(g.a, rows, g.key_type, count, tiles);
+  Attention own = g.a;
+  const auto behind = [&](const void* x, std::int64_t elements) { return static_cast<const std::uint8_t*>(x) + elements * element; };
+  own.q = behind(own.q, task.token * own.q_stride + static_cast<std::int64_t>(task.head) * own.value_dim);
+  own.tails.q = behind(own.tails.q, task.token * own.tails.q_stride + static_cast<std::int64_t>(task.head) * (own.dim - own.value_dim));
+  own.out = static_cast<std::uint8_t*>(own.out) + (static_cast<std::int64_t>(task.token) * own.heads + task.head) * own.value_dim * element;
+  if (own.sinks) own.sinks += task.head;
+  own.heads = task.heads, own.rows = 1, own.cache = tiles, own.sequence_lengths = &count, own.block_tables = table;
+  const AttentionItem item{0, 0, 0, count - task.queries, task.queries, count};
+  attend_item(own, kernels, item, item, memory, item_rows);
+}
+
+void run_gathered(Cpu& cpu, const Gathered& g, const AttentionKernels& kernels) {
+  const std::vector<GatheredTask> tasks = plan_gathered(g, kernels, cpu.pool.threads());
+  int keys = 1;
+  for (const GatheredTask& task : tasks) keys = std::max(keys, most_keys(g, task.position + task.queries - 1));
+  std::vector<std::int32_t> table((keys + kTileKeys - 1) / kTileKeys);
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(i);
+  const std::int64_t bytes = gathered_bytes(g.a, kernels, keys);
+  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(bytes * cpu.pool.threads()));
+  cpu.pool.run(static_cast<int>(tasks.size()), [&](int task, int thread) {
+    attend_gathered(g, kernels, tasks[task], keys, table.data(), memory + thread * bytes);
+  });
+}
+
+// Attention of latents in tiles of the type of the queries, which are cut for each query.
+Attention gathered_attention(int heads, int dim, int value_dim, Type type) {
+  Attention a{};
+  a.heads = heads, a.kv_heads = 1, a.dim = dim, a.value_dim = value_dim, a.block_size = kTileKeys;
+  a.type = a.cache_type = type;
+  a.window = INT32_MAX;
+  a.layout = layout_of(1, dim, value_dim, kTileKeys, type);
+  a.block_stride = a.layout.block_bytes;
+  return a;
+}
+
+}  // namespace
+}  // namespace octavo
