@@ -328,16 +328,14 @@ class Split:
                 self.rates.note_handover(self._clock() - handover.first_at)
         deltas = []
         for delta in output.deltas:
-            if delta.index in handover.decoded or not delta.token_ids:
-                deltas.append(delta)
-                continue
-            handover.decoded.add(delta.index)
-            for stop in handover.held:
-                if stop.index == delta.index:
-                    replica.client.send(stop)
-            first = handover.firsts.get(delta.index)
-            if first is None:
-                handover.firsts[delta.index] = delta
+            first = delta
+            if delta.token_ids and delta.index not in handover.decoded:
+                handover.decoded.add(delta.index)
+                for stop in handover.held:
+                    if stop.index == delta.index:
+                        replica.client.send(stop)
+                first = handover.firsts.setdefault(delta.index, delta)
+            if first is delta:
                 deltas.append(delta)
                 continue
             if self._differ(handover, first, delta):
