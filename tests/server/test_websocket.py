@@ -33,12 +33,20 @@ def of_client(kind: int, data: bytes, mask: bytes = b"\x01\x02\x03\xff") -> byte
     return bytes(whole[:start]) + mask + masked(data, mask)
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 125, 126, 65_535, 65_536])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 125, 126, 255, 256, 257, 259, 65_535, 65_536])
 def test_frames_of_every_size_are_read(size: int) -> None:
     data = bytes(number % 251 for number in range(size))
     buffer = bytearray(of_client(BINARY, data) + b"next")
     assert take_frame(buffer, size) == Frame(BINARY, True, data)
     assert buffer == b"next"
+
+
+@pytest.mark.parametrize("size", [5, 255, 256, 259])
+def test_a_mask_changes_each_byte(size: int) -> None:
+    data, mask = bytes(number % 251 for number in range(size)), b"\x37\xfa\x21\x3d"
+    assert masked(data, mask) == bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
+    example = bytearray(b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58")  # of RFC 6455
+    assert take_frame(example, 5) == Frame(TEXT, True, b"Hello")
 
 
 def test_a_frame_is_read_once_its_last_byte_is_there() -> None:
