@@ -87,6 +87,8 @@ class RotaryAttention(nn.Module):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
+        if c.heads_of(layer) != c.heads:
+            c = replace(c, heads=c.heads_of(layer))
         self.qkv_proj = qkv_linear(c, mesh)
         self.gate = Elementwise(c.gate_operator) if c.attention_gate else None
         norms = None if c.qk_norms is None else c.qk_norms(c, mesh)

@@ -184,9 +184,13 @@ class DecoderConfig:
         windows = made.windows or (None,) * made.num_layers
         return replace(made, ropes=tuple(None if window is None else made.rope for window in windows))
 
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer."""
+        return self.heads
+
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the caches that a rank of `mesh` has of a layer, in the order of its cached modules."""
-        heads = self.heads.share(mesh)
+        heads = self.heads_of(layer).share(mesh)
         window = None if self.has_whole_prompts else self.window_of(layer)
         return (LayerCache(KeysAndValues(heads.kv, heads.dim), window),)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
-from octavo.core.model_shape import KeysAndValues, LayerCache
+from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear
@@ -41,11 +41,11 @@ class DeciConfig(DecoderConfig):
 
     blocks: tuple[Block, ...]
 
+    def heads_of(self, layer: int) -> Heads:
+        return replace(self.heads, kv=self.blocks[layer].kv_heads or self.heads.kv)
+
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        if not (kv_heads := self.blocks[layer].kv_heads):
-            return ()
-        heads = replace(self.heads, kv=kv_heads).share(mesh)
-        return (LayerCache(KeysAndValues(heads.kv, heads.dim)),)
+        return super().caches_of(layer, mesh) if self.blocks[layer].kv_heads else ()
 
 
 class Product(nn.Module):
@@ -72,9 +72,7 @@ class Layer(nn.Module):
         if kv_heads != 0:
             self.input_layernorm = stream_norm(c)
             self.self_attn = (
-                Product(c, "linear_attn", bias=c.out_bias)
-                if kv_heads is None
-                else RotaryAttention(replace(c, heads=replace(c.heads, kv=kv_heads)), mesh, index)
+                Product(c, "linear_attn", bias=c.out_bias) if kv_heads is None else RotaryAttention(c, mesh, index)
             )
         if width != 0:
             self.post_attention_layernorm = stream_norm(c)

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import KeysAndValues, LayerCache
+from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.attention import PagedAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, RoundedFactor, activation, addition
 from octavo.layers.embedding import Embedding
-from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.rotary import Rotary
@@ -38,10 +37,6 @@ class SharingConfig(GemmaConfig):
     padding_id: int
     """The token that stands in the place of images where the embeddings of layers are looked up."""
 
-    def heads_of(self, layer: int) -> Heads:
-        """Return the heads of a layer."""
-        return self.heads
-
     def projects_values(self, layer: int) -> bool:
         """Return whether a layer projects values; else keys are values."""
         return True
@@ -54,10 +49,7 @@ class SharingConfig(GemmaConfig):
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the cache of a layer that has keys and values of its own."""
-        if self.writer_of(layer) is not None:
-            return ()
-        heads = self.heads_of(layer).share(mesh)
-        return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
+        return () if self.writer_of(layer) is not None else super().caches_of(layer, mesh)
 
 
 def read_sharing(c: Checkpoint, windows: Sequence[int | None], num_sharing: int) -> dict[str, Any]:

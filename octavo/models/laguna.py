@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
-from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms
+from octavo.models.blocks import GatedDecoder, head_norms
 from octavo.models.config import DecoderConfig, read_windows
 from octavo.models.sparse import Mixture, read_stored, sparse_by_kind
 from octavo.ops.experts import RouterRule
@@ -24,7 +23,6 @@ class LagunaConfig(DecoderConfig):
     """The heads of queries of each layer."""
 
     def heads_of(self, layer: int) -> Heads:
-        """Return the heads of a layer."""
         return replace(self.heads, query=self.query_heads[layer])
 
 
@@ -73,9 +71,6 @@ class LagunaForCausalLM(GatedDecoder):
             sparse=_sparse(c),
             query_heads=_query_heads(c),
         )
-
-    def __init__(self, c: LagunaConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: RotaryAttention(replace(c, heads=c.heads_of(layer)), mesh, layer))
 
 
 def _query_heads(c: Checkpoint) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention, SinkAttention
 from octavo.layers.elementwise import Elementwise
@@ -40,12 +39,7 @@ class MiMoConfig(DecoderConfig):
     """What values are multiplied with."""
 
     def heads_of(self, layer: int) -> Heads:
-        """Return the heads of a layer."""
         return self.heads if self.window_of(layer) is None else self.windowed_heads
-
-    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        heads = self.heads_of(layer).share(mesh)
-        return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
 
 
 class NarrowValuesLinear(PickedLinear):

@@ -16,7 +16,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.norm import RMSNorm
-from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, mlp_of
+from octavo.models.blocks import GatedDecoder, head_norms, mlp_of
 from octavo.models.config import DecoderConfig, windows_by_kind
 from octavo.models.sparse import Mixture, sparse_by_kind
 from octavo.ops.experts import RouterRule
@@ -31,6 +31,9 @@ class StepConfig(DecoderConfig):
     """For each layer the limit of SwiGLU in its experts, None for none; a prediction layer behind them has none."""
     shared_limits: tuple[float | None, ...]
     """Likewise, in the MLP or the expert that all tokens take."""
+
+    def heads_of(self, layer: int) -> Heads:
+        return self.heads if self.window_of(layer) is None else self.windowed_heads
 
 
 class Step3p5ForCausalLM(GatedDecoder):
@@ -84,9 +87,6 @@ class Step3p5ForCausalLM(GatedDecoder):
         )
 
     def __init__(self, c: StepConfig, mesh: Mesh) -> None:
-        def attention(layer: int) -> nn.Module:
-            return RotaryAttention(c if c.window_of(layer) is None else replace(c, heads=c.windowed_heads), mesh, layer)
-
         def mlp(layer: int) -> nn.Module:
             assert c.mixture is not None
             own = c
@@ -96,7 +96,7 @@ class Step3p5ForCausalLM(GatedDecoder):
                 own = replace(own, activation="limited_swiglu", activation_numbers=(shared,))
             return mlp_of(own, mesh, layer)
 
-        super().__init__(c, mesh, attention, mlp)
+        super().__init__(c, mesh, mlp=mlp)
 
 
 def _of_layer(limits: Sequence[float | None], layer: int) -> float | None:
