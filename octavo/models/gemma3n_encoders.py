@@ -56,6 +56,7 @@ class _Encoders(nn.Module):
 class Gemma3nReader(SoundReader):
     """What the text model becomes one that reads images and sounds with."""
 
+    ENCODER = _Encoders
     encoder: _Encoders
 
     @classmethod
@@ -73,9 +74,6 @@ class Gemma3nReader(SoundReader):
         if not audio.vocab_offset < num_tokens <= audio.vocab_offset + audio.vocab_size:
             raise c.stored.error("audio_config", "a table with the last token of the vocabulary")
         return config
-
-    def _make_encoder(self, library: Any) -> nn.Module:
-        return _Encoders(library)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image or a sound, and of the token behind it.

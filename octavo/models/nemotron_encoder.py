@@ -53,6 +53,7 @@ class _Encoder(nn.Module):
 class NemotronReader(ImageReader):
     """What the text model becomes one that reads images with."""
 
+    ENCODER = _Encoder
     encoder: _Encoder
     IGNORED = (
         *ImageReader.IGNORED,
@@ -79,9 +80,6 @@ class NemotronReader(ImageReader):
         super().__init__(c, mesh, *arguments, **named)
         if self.is_first:
             stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
-
-    def _make_encoder(self, library: Any) -> nn.Module:
-        return _Encoder(library)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image.

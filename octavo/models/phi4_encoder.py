@@ -85,6 +85,7 @@ def num_layers_read(library: Any) -> int:
 class Phi4Reader(SoundReader):
     """What the text model becomes one that reads images and sounds with, or images alone."""
 
+    ENCODER = _Encoder
     encoder: _Encoder
 
     @classmethod
@@ -108,9 +109,6 @@ class Phi4Reader(SoundReader):
             rf"{_TOWER}\.(?:head|post_layernorm)\..*",
             rf"{_TOWER}\.encoder\.layers\.(?:{unread})\..*",
         )
-
-    def _make_encoder(self, library: Any) -> nn.Module:
-        return _Encoder(library)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image or a sound.

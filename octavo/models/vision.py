@@ -71,6 +71,8 @@ class ImageReader(DecoderStack):
     """What a text model's class becomes one that reads images with, as the base before it."""
 
     ARCHITECTURE: ClassVar[str]
+    ENCODER: ClassVar[type[nn.Module] | None] = None
+    """The encoder, made of transformers' config; None for that of transformers' class."""
     IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio|vqmodel|generation_\w+)\..*")
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("audio_tower", "embed_audio"),
@@ -118,7 +120,7 @@ class ImageReader(DecoderStack):
         super().__init__(c, mesh, *arguments, **named)
         self.encoder_layers: dict[str, Layer] = {}
         if self.is_first:
-            self.encoder = library_module(self._make_encoder, c.library)
+            self.encoder = library_module(self.ENCODER or self._of_library, c.library)
             swap_encoder(self.encoder)
             if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
                 clip = self.encoder.get_submodule("vision_tower.vision_encoder")
@@ -143,7 +145,7 @@ class ImageReader(DecoderStack):
                     "rank; use tensor_parallel_size"
                 )
 
-    def _make_encoder(self, library: Any) -> nn.Module:
+    def _of_library(self, library: Any) -> nn.Module:
         others = (*_TEXT_MODELS, *self.UNUSED)
         if self.ARCHITECTURE == _DOTS_OCR:
             return DotsOcrEncoder(library)
