@@ -251,6 +251,9 @@ def _check_released(c: Checkpoint, layers: int, dim: int) -> None:
             raise c.error("compress_ratios", f"0, 4 or 128 for each of {layers} layers")
     if stated.get("mlp_layer_types") is None and stated.get("num_hash_layers") is not None:
         c.count("num_hash_layers")
+    if stated.get("compress_rates") is None:
+        for name in ("compress_rate_csa", "compress_rate_hca"):
+            c.optional_positive(name)
     if turned is not None and turned > dim:
         raise c.error("qk_rope_head_dim", f"at most head_dim, which is {dim}")
 

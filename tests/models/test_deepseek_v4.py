@@ -149,6 +149,8 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, 
         ("qk_rope_head_dim", 0),
         ("qk_rope_head_dim", 18),
         ("qk_rope_head_dim", 10**400),
+        ("compress_rate_csa", 0),
+        ("compress_rate_hca", "6"),
     ],
 )
 def test_what_is_malformed_in_a_release_is_refused_by_its_own_name(name: str, value: Any) -> None:
