@@ -67,7 +67,7 @@ read from prompts as the examples write them.
 | `reset_prefix_cache(reset_running_requests=True)` | the same | also as a query of `POST /reset_prefix_cache` |
 | `llm.sleep(level=1, mode="abort")` | the same | the default of `mode` is `keep`: open requests go on after `wake_up` |
 | `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
-| `KVEventsConfig` | `GET /kv/events` | a stream of events |
+| `KVEventsConfig` | `kv_events_config` | the same messages over ZeroMQ; or `GET /kv/events` |
 
 Not there: transfer of weights over NCCL, the WebSocket `/v1/realtime`, `/inference/v1/generate`, late chunking,
 profiling, sharded checkpoints, replay of traces, and logits processors that programs bring.

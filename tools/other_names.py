@@ -134,7 +134,7 @@ VLLM_NOTES: Final = {
     "logprobs": "-1 needs a `max_logprobs` that allows the whole vocabulary",
     "prompt_logprobs": "not in streams",
     "logit_bias": "refused beyond -100 and 100, where vLLM cuts it off",
-    "kv_events_config": "a stream of events, `GET /kv/events`",
+    "kv_events_config": "the same messages over ZeroMQ (extra `zmq`); also a stream of events, `GET /kv/events`",
     "kv_offloading_size": "of blocks by digest, shared by all engines of a server; `kv_disk` keeps them over restarts",
 }
 """What differs in arguments and sampling parameters where the name is the same, or where octavo has another name."""

@@ -315,6 +315,12 @@ class ObservabilityArgs(ArgumentGroup, heading="Logging"):
         "GET /kv/events reports by digests which blocks enter and leave the prefix cache. Without API keys, anyone "
         "who reaches it can find out whether a prompt that was sent without cache_salt is cached.",
     )
+    kv_events_config: dict[str, Any] = arg(
+        {},
+        'JSON such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}, with vLLM\'s fields: publishes '
+        "over ZeroMQ which blocks enter and leave the prefix cache, with their tokens, which whoever reaches the "
+        "endpoint can read. Needs the extra zmq.",
+    )
 
 
 class ReplicaArgs(ArgumentGroup, heading="Replicas"):

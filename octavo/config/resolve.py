@@ -16,6 +16,7 @@ from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_ob
 from octavo.config.draft_config import draft_config, limited
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
+from octavo.config.kv_events import check_kv_events
 from octavo.config.media_args import media_limits
 from octavo.config.own_adapters import for_own_adapters
 from octavo.config.pooling_config import PoolingConfig
@@ -99,6 +100,7 @@ def resolve(
     max_model_len = _max_model_len(args, checkpoint, pooling)
     most_threads = _most_threads(args, platform)
     _check_ranks(args)
+    check_kv_events(args)
     speculative = speculative_config(args)
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)

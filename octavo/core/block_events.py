@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
 
 
@@ -32,3 +34,27 @@ class BlockEvents(msgspec.Struct):
     is_reset: bool
     events: list[BlockEvent]
     replica: int = 0
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The value of `kv_events_config`, with vLLM's names and defaults.
+
+    endpoint: of the first replica; where it has `*` or `::`, or begins with `ipc://`, the engine listens there,
+    otherwise it connects to a subscriber that does. replay_endpoint: where it listens for requests of what a subscriber
+    has missed. topic: the first frame of each message. buffer_steps: batches that are kept for the replay.
+    hwm: batches that wait for each subscriber. max_queue_size: events that wait to be sent.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 10_000
+    hwm: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    max_queue_size: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    topic: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether events are published."""
+        return self.enable_kv_cache_events and self.publisher != "null"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from octavo.config.explain import MemoryPlan
+from octavo.config.kv_events import kv_events_config
 from octavo.config.schema import ModelConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor
+from octavo.kv_cache.listener import BlockListener
 from octavo.multimodal.reader import MediaReader
+
+if TYPE_CHECKING:
+    from octavo.kv_cache.publisher import KvPublisher
 
 
 def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
@@ -28,6 +35,20 @@ def loaded(executor: Executor) -> list[MemoryPlan]:
     plans = agreed(executor.call("load", min(each.max_model_len for each in plans), num_host_blocks))
     executor.call("allocate", [group.num_blocks for group in plans[0].cache.groups], num_host_blocks)
     return plans
+
+
+def publish_events(
+    given: dict[str, Any], limits: CacheLimits, listeners: list[BlockListener], replica: int
+) -> KvPublisher | None:
+    """Return what publishes changes of the prefix cache over ZeroMQ, added to the listeners; None where nothing does.
+    given: `kv_events_config`. Raises ConfigError where it cannot listen."""
+    if (publishing := kv_events_config(given)) is None:
+        return None
+    from octavo.kv_cache.publisher import KvPublisher
+
+    publisher = KvPublisher(publishing, limits, replica)
+    listeners.append(publisher)
+    return publisher
 
 
 def try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:

@@ -24,7 +24,7 @@ from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
-from octavo.engine.core_start import fitting_max_model_len, loaded, try_encoders
+from octavo.engine.core_start import fitting_max_model_len, loaded, publish_events, try_encoders
 from octavo.engine.pause import Pause
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep
@@ -58,7 +58,7 @@ class EngineCore:
         max_steps_in_flight: int = 1,
         clock: Callable[[], float] = time.monotonic,
         open_tokenizer: Callable[[], Tokenizer] | None = None,
-        on_shutdown: Callable[[], None] | None = None,
+        on_shutdown: Callable[[], object] | None = None,
         can_sleep: bool = False,
     ) -> None:
         self.executor = executor
@@ -125,6 +125,8 @@ class EngineCore:
             adapters = AdapterCalls(executor.call, wake) if config.lora.enable_lora else None
             scheduler = build_scheduler(settings, proposer, connect=connect, adapter_calls=adapters)
             connector = scheduler.connector
+            listeners, publishing = scheduler.block_manager.listeners, config.observability.kv_events_config
+            publisher = publish_events(publishing, limits, listeners, config.replicas.number)
             ready = CoreReady(
                 cache=limits,
                 max_model_len=max_model_len,
@@ -139,13 +141,13 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        to_close = recorder or connector
+        to_close = [each for each in (recorder or connector, publisher) if each is not None]
         core = cls(
             executor,
             scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
             ready,
             max_steps_in_flight=depth,
-            on_shutdown=None if to_close is None else to_close.close,
+            on_shutdown=lambda: [each.close() for each in to_close],
             can_sleep=config.model.enable_sleep_mode,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )

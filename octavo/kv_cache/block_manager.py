@@ -272,14 +272,14 @@ class BlockManager:
         digests = extend_chain(table.digests, sequence.token_ids, size, cache_key)
         for i in range(table.num_published, num_full):
             keys = token_keys(sequence.token_ids, i * size, (i + 1) * size, cache_key.placeholders)
-            self._enter(table, i, Content(digests[i], digests[i - 1] if i else root_digest(cache_key), tuple(keys)))
+            parent = digests[i - 1] if i else root_digest(cache_key)
+            self._enter(table, i, Content(digests[i], parent, tuple(keys), not i))
         table.num_published = num_full
 
     def publish_tail(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Enter the last block of a sequence's prompt into the prefix index, if it is partly filled and the prompt is
         computed. Prompts that begin like this one are served by a copy of it. It is never found as a full block, also
-        when the sequence has filled it. Nothing happens where layers keep states: the next token changes that of the
-        last block."""
+        when the sequence has filled it. Nothing happens where layers keep states, which the next token changes."""
         if self.keeps_states:
             return
         table, end = self._tables[sequence.seq_id], sequence.num_prompt_tokens

@@ -25,11 +25,13 @@ _REMEMBERED = 1 << 14
 
 
 class Content(NamedTuple):
-    """What a block has: its name, the name of the prefix before it, and what is compared at each position."""
+    """What a block has: its name, the name of the prefix before it, and what is compared at each position. is_first:
+    it begins its prompt, and the name before it is the root of its chain."""
 
     digest: bytes
     parent: bytes
     token_keys: tuple[TokenKey, ...]
+    is_first: bool = False
 
 
 class BlockPool:

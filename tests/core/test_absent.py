@@ -28,7 +28,6 @@ def test_other_names_lead_to_arguments() -> None:
 
 def test_options_about_kv_between_engines_lead_to_the_roles_and_tiers_that_octavo_has() -> None:
     assert remark("kv_transfer_config", ()) == ": give prefill and decode, or role on each machine and octavo proxy"
-    assert remark("kv_events_config", ()) == ": octavo calls it enable_kv_events"
     assert remark("kv_offloading_size", ()) == ": octavo calls it kv_host_size"
     assert "octavo proxy" in remark("data_parallel_address", ())
 

@@ -1,0 +1,294 @@
+"""KV events over ZeroMQ, as vLLM publishes them: for routers that index which engine has which prefix.
+
+A message has three frames: the topic, the number of the batch (8 bytes, big-endian), and MessagePack: an array of Unix
+seconds, events and the number of the replica. An event is an object whose `type` is BlockStored, BlockRemoved or
+AllBlocksCleared. Who sends a number to the replay socket (REQ or DEALER) gets the batches from that one on that are
+still kept, each as its number and its MessagePack, and then the number -1.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from queue import Empty, Full, Queue
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from octavo.core.block_events import KvEventsConfig
+from octavo.core.cache_key import PLAIN
+from octavo.core.cache_limits import CacheLimits, GroupLimits
+from octavo.errors import ConfigError
+from octavo.kv_cache.block_hash import root_digest
+
+if TYPE_CHECKING:
+    from octavo.kv_cache.block_pool import Content
+
+BATCH_S: Final = 0.005
+"""How long events of a step are gathered for a batch."""
+MOST_EVENTS: Final = 1024
+"""Blocks that one batch is about."""
+KEPT_BYTES: Final = 64 << 20
+"""Bytes of the batches that are kept for the replay socket, at most."""
+_END: Final = (-1).to_bytes(8, "big", signed=True)
+_MEDIUM: Final = "GPU"
+"""vLLM's word for the memory of the device, whatever that is."""
+_PLAIN_ROOT: Final = root_digest(PLAIN)
+
+_log = logging.getLogger(__name__)
+
+
+class BlockStored(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """Blocks behind one another have entered the prefix cache. block_hashes: the last 64 bits of their digests.
+
+    extra_keys: of each block what beside its tokens keeps it apart, None for nothing: for the first block of a prompt
+    with a salt, an adapter or a namespace a name of these together, for images and sounds a name of their content.
+    """
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: None
+    medium: str
+    lora_name: None
+    extra_keys: list[tuple[str, ...] | None]
+    group_idx: int
+    kv_cache_spec_kind: str
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """Blocks have left the prefix cache."""
+
+    block_hashes: list[int]
+    medium: str
+    group_idx: int
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """Nothing that was published before holds: a core has started, or events were lost."""
+
+
+class _Stored(NamedTuple):
+    group: int
+    content: Content
+
+
+class _Removed(NamedTuple):
+    group: int
+    digest: bytes
+
+
+class KvPublisher:
+    """A `BlockListener` that publishes what it notes. Blocks that are partly filled are left out, as in vLLM.
+
+    Memory is bounded: a queue that is full loses events, after which subscribers are told that nothing holds, and
+    ZeroMQ drops batches for a subscriber that reads too slowly, which it sees by their numbers.
+    """
+
+    def __init__(self, config: KvEventsConfig, limits: CacheLimits, replica: int = 0) -> None:
+        """Raises ConfigError where an endpoint cannot be used."""
+        import zmq
+
+        self._zmq: Any = zmq
+        self._limits = limits
+        self._replica = replica
+        self._topic = config.topic.encode()
+        self._queue = Queue[_Stored | _Removed | None](config.max_queue_size)
+        self._has_lost = True  # who listened to a core before this one has to forget what it had
+        self._published: set[tuple[int, bytes]] = set()
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+        self._number = 0
+        self._context: Any = zmq.Context()
+        self._sockets: list[Any] = []
+        try:
+            self._out = self._open(zmq.PUB, config.endpoint)
+            self._out.set_hwm(config.hwm)
+            self._attach(self._out, config.endpoint, binds=_is_bound(config.endpoint))
+            if config.replay_endpoint is not None:
+                replay = self._open(zmq.ROUTER, config.replay_endpoint)
+                self._attach(replay, config.replay_endpoint, binds=True)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._threads = [threading.Thread(target=self._publish, name="octavo-kv-events", daemon=True)]
+        if config.replay_endpoint is not None:
+            self._threads.append(
+                threading.Thread(target=self._replay, args=[replay], name="octavo-kv-replay", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def stored(self, group: int, block: int, content: Content) -> None:
+        if len(content.token_keys) == self._limits.block_size:
+            self._put(_Stored(group, content))
+
+    def removed(self, group: int, digest: bytes) -> None:
+        self._put(_Removed(group, digest))
+
+    def close(self) -> None:
+        """Publish what has been noted, and end all threads and connections. Idempotent."""
+        if not self._threads:
+            return
+        self._queue.put(None)
+        self._threads[0].join()
+        self._threads.clear()
+        self._context.term()  # wakes the thread of the replay socket, which closes it
+
+    def _put(self, event: _Stored | _Removed) -> None:
+        try:
+            self._queue.put_nowait(event)
+        except Full:
+            self._has_lost = True
+
+    def _open(self, kind: int, endpoint: str) -> Any:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        return socket
+
+    def _attach(self, socket: Any, endpoint: str, *, binds: bool) -> None:
+        endpoint = own_endpoint(endpoint, self._replica)
+        try:
+            if binds:
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except self._zmq.ZMQError as error:
+            how = "where nothing can listen" if binds else "which cannot be connected to"
+            raise ConfigError(f"kv_events_config: the endpoint {endpoint} is one {how}: {error}") from error
+
+    def _publish(self) -> None:
+        is_open = True
+        while is_open:
+            events = [self._queue.get()]
+            if events != [None]:
+                time.sleep(BATCH_S)
+            with suppress(Empty):
+                while len(events) < MOST_EVENTS:
+                    events.append(self._queue.get_nowait())
+            is_open = None not in events
+            self._send([each for each in events if each is not None])
+        self._out.close()
+
+    def _send(self, events: list[_Stored | _Removed]) -> None:
+        has_lost, self._has_lost = self._has_lost, False
+        batch: list[Any] = []
+        if has_lost:
+            self._published.clear()
+            batch.append(AllBlocksCleared())
+        batch += self._messages(events)
+        if not events or not batch:
+            self._has_lost = has_lost
+            return
+        payload = msgspec.msgpack.encode([time.time(), batch, self._replica])
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        with self._lock:
+            if len(self._kept) == self._kept.maxlen:
+                self._kept_bytes -= len(self._kept[0][1])
+            self._kept.append((number, payload))
+            self._kept_bytes += len(payload)
+            while self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.popleft()[1])
+        self._out.send_multipart((self._topic, number, payload))
+
+    def _messages(self, events: Iterable[_Stored | _Removed]) -> Iterator[BlockStored | BlockRemoved]:
+        run: list[Any] = []
+        for event in events:
+            if isinstance(event, _Removed):
+                if (event.group, event.digest) not in self._published:
+                    continue  # it was partly filled, or its event was lost
+                self._published.remove((event.group, event.digest))
+            else:
+                self._published.add((event.group, event.content.digest))
+            if run and not _follows(run[-1], event):
+                yield self._message(run)
+                run = []
+            run.append(event)
+        if run:
+            yield self._message(run)
+
+    def _message(self, run: list[Any]) -> BlockStored | BlockRemoved:
+        group = run[0].group
+        if isinstance(run[0], _Removed):
+            return BlockRemoved([_hash(each.digest) for each in run], _MEDIUM, group)
+        contents, limits = [each.content for each in run], self._limits.groups[group]
+        keys = [key for each in contents for key in each.token_keys]
+        return BlockStored(
+            block_hashes=[_hash(each.digest) for each in contents],
+            parent_block_hash=None if contents[0].is_first else _hash(contents[0].parent),
+            token_ids=[key if isinstance(key, int) else key[0] for key in keys],
+            block_size=self._limits.block_size,
+            lora_id=None,
+            medium=_MEDIUM,
+            lora_name=None,
+            extra_keys=[_extra_keys(each) for each in contents],
+            group_idx=group,
+            kv_cache_spec_kind=_kind(limits),
+            kv_cache_spec_sliding_window=limits.window,
+        )
+
+    def _replay(self, socket: Any) -> None:
+        zmq = self._zmq
+        with suppress(zmq.ContextTerminated):
+            while True:
+                frames = socket.recv_multipart()
+                # the frame of a number that no sender needs more than 8 bytes for
+                if len(frames) != 3 or len(frames[2]) > 8:
+                    _log.warning(
+                        "a replay request has %d frames, expected an id, an empty one and a number", len(frames)
+                    )
+                    continue
+                sender, _, start = frames
+                with self._lock:
+                    kept = list(self._kept)
+                for number, payload in kept:
+                    if int.from_bytes(number, "big") >= int.from_bytes(start, "big"):
+                        socket.send_multipart((sender, b"", number, payload))
+                socket.send_multipart((sender, b"", _END, b""))
+        socket.close()
+
+
+def own_endpoint(endpoint: str, replica: int) -> str:
+    """Return the endpoint of a replica: of those behind the first one the port is that of the first one plus their
+    number, as in vLLM; names that are no ports get the number behind them."""
+    if not replica:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{replica}"
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + replica}"
+
+
+def _is_bound(endpoint: str) -> bool:
+    """Return whether vLLM listens at this endpoint; it connects to others."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+def _follows(before: _Stored | _Removed, event: _Stored | _Removed) -> bool:
+    """Return whether an event is about the same as the one before it: the next block, or another removal."""
+    if before.group != event.group or type(before) is not type(event):
+        return False
+    return isinstance(before, _Removed) or event.content.parent == before.content.digest  # type: ignore[union-attr]
+
+
+def _hash(digest: bytes) -> int:
+    return int.from_bytes(digest[-8:], "big")
+
+
+def _extra_keys(content: Content) -> tuple[str, ...] | None:
+    keys = [content.parent.hex()] if content.is_first and content.parent != _PLAIN_ROOT else []
+    media = dict.fromkeys(key[2].hex() for key in content.token_keys if not isinstance(key, int))
+    return (*keys, *media) or None
+
+
+def _kind(limits: GroupLimits) -> str:
+    """Return vLLM's word for what the layers of a cache group keep."""
+    return "mamba" if limits.is_state else "full_attention" if limits.window is None else "sliding_window"
