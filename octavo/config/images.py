@@ -27,8 +27,18 @@ READ_IMAGES: Final = frozenset(
         *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
-        *("HunYuanVL", "HyperCLOVAXVisionV2", "Janus", "Kimi_K25", "Lfm3Vl", "LlavaNextVideo", "Mllama", "MuseGlimmer"),
-        "MiniMaxM3Sparse",
+        *(
+            "HYV4VL",
+            "HunYuanVL",
+            "HyperCLOVAXVisionV2",
+            "Janus",
+            "Kimi_K25",
+            "Lfm3Vl",
+            "LlavaNextVideo",
+            "Mllama",
+            "MuseGlimmer",
+        ),
+        *("HYV4VL", "MiniMaxM3Sparse"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
 """Architectures whose images are read, with transformers."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
@@ -15,7 +16,6 @@ from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.chosen import ChosenAttention, SinkChosenAttention
-from octavo.layers.compressed import end_turned
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.hyper import HyperHead, PlainConnection
 from octavo.layers.linear import ColumnLinear
@@ -304,7 +304,11 @@ class TailIndexer(Indexer):
         self.k_norm = LayerNorm(index.size, c.norm_eps)
 
     def turned(self, queries: Tensor, keys: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        return end_turned(queries, self.rope, batch.positions), end_turned(keys, self.rope, batch.positions)
+        still = queries.shape[2] - self.rope.rope.dim
+        turning = (each[..., still:].contiguous() for each in (queries, keys))
+        turned = zip((queries, keys), self.rope(*turning, batch), strict=True)
+        queries, keys = (torch.cat((each[..., :still], end), -1) for each, end in turned)
+        return queries, keys
 
 
 class GatedIndexedBlock(IndexedBlock):
@@ -338,7 +342,8 @@ class PlainHyperLayer(HyperLayer):
 class HYV4ForCausalLM(StreamsDecoder):
     """Hy4: GLM-5's attention with sinks and gates, hyper-connections without a matrix, and mixtures of DeepSeek V3.
 
-    Source: https://huggingface.co/tencent/Hy4-preview.
+    In the model that reads images, elements side by side turn together, by three positions.
+    Sources: https://huggingface.co/tencent/Hy4-preview, https://huggingface.co/tencent/Hy4.
     """
 
     REPLACED = {
@@ -354,23 +359,26 @@ class HYV4ForCausalLM(StreamsDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> HYV4Config:
         c.expect("hidden_act", "silu")
-        c.expect("num_key_value_heads", c.positive("num_attention_heads"))
+        reads_images = c.str("model_type").startswith("hy_v4_vl")
+        if not reads_images:  # what this model states there means nothing
+            c.expect("num_key_value_heads", c.positive("num_attention_heads"))
         layers, eps = c.positive("num_hidden_layers"), c.positive_float("rms_norm_eps", 1e-5)
         if c.values.get("layer_types") is not None:
             c.listed("layer_types", layers, lambda each: each == "indexed_attention", '"indexed_attention" alone')
         limit = (c.positive_float("swiglu_limit", 10.0),)
         mixture = replace(corrected(c, groups=(1, 1), factor=2.827), activation="capped_swiglu", numbers=limit)
-        rope = read_rope(c, c.positive("qk_rope_head_dim"))
+        rope = read_rope(c, c.positive("qk_rope_head_dim"), interleaved=reads_images)
         kinds = ["shared" if layer and layer % 4 != 1 else "full" for layer in range(min(layers, MOST_LAYERS))]
         stated = any(c.values.get(name) is not None for name in ("indexer_types", "index_topk_pattern"))
         return HYV4Config.common_latent(
             c,
             rope=rope,
             norm_eps=eps,
+            latent_eps=eps if reads_images else 1e-6,
             windows=(),
             mixture=mixture,
             sparse=sparse_by_kind(c, 1),
-            index=_index_heads(c, rope, 16),
+            index=_index_heads(c, rope, 32 if reads_images else 16),
             sources=_sources(c, layers) if stated else _sources_of(kinds),
             layer=PlainHyperLayer,
             streams=read_streams(c, eps),

@@ -41,6 +41,7 @@ _FAMILY_OF_TYPE: Final = {
     "hunyuan_v1_dense": "hunyuandensev1",
     "hunyuan_v1_moe": "hunyuanmoev1",
     "hunyuan_vl": "hunyuandensev1",
+    "hy_v4_vl": "hyv4",
     "llama_bidirec": "llama",
     "modernbert-decoder": "modernbertdecoder",
     "nemotron-nas": "decilm",

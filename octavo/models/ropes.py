@@ -74,7 +74,7 @@ def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int,
     the second where that is another; () in a model of text."""
     model_type = c.str("model_type", "")
     defaults = {"glm4v": [8, 12, 12], "glm_ocr": [8, 12, 12], "paddleocr_vl": [16, 24, 24]}
-    defaults["ernie4_5_vl"] = [22, 22, 20]
+    defaults |= {"ernie4_5_vl": [22, 22, 20], "hy_v4_vl": [12, 10, 10]}
     unstated = next((each for name, each in defaults.items() if model_type.startswith(name)), None)
     sections = rope.values.get("mrope_section", unstated)
     if sections is None and rope.values.get("xdrope_section") is None:
@@ -88,7 +88,7 @@ def _read_axes(c: Checkpoint, rope: Section, num_pairs: int) -> tuple[tuple[int,
     is_three = isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)
     if not is_three or sum(sections) != num_pairs:
         raise rope.error("mrope_section", f"three numbers of pairs that are {num_pairs} together")
-    if not rope.bool("mrope_interleaved", model_type.startswith("qwen3")):
+    if not rope.bool("mrope_interleaved", model_type.startswith(("qwen3", "hy_v4_vl"))):
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count)), ()
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs)), ()
 

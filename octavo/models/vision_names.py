@@ -61,6 +61,7 @@ _HUNYUAN: Final = tuple(
         (r"^vision_tower\.perceive\.proj\.0\.", "vision_tower.patch_merger.proj_conv."),
         (r"^vision_tower\.perceive\.proj\.2\.", "vision_tower.patch_merger.proj_out."),
         (r"^vision_tower\.perceive\.", "vision_tower.patch_merger."),
+        (r"^vision_tower\.patch_merger\.norm\.", "vision_tower.patch_merger.before_rms."),
     )
 )
 
@@ -193,8 +194,14 @@ def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
     tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
-    tables |= {"gemma4unified": _GEMMA_UNIFIED, "hunyuanvl": _HUNYUAN, "phi4m": _PHI4, "ernie4_5_vl": _ERNIE}
-    tables |= {"minimaxm3": _MINIMAX, "nemotronh": _NEMOTRON}
+    tables |= {
+        "gemma4unified": _GEMMA_UNIFIED,
+        "hunyuanvl": _HUNYUAN,
+        "hyv4vl": _HUNYUAN,
+        "phi4m": _PHI4,
+        "ernie4_5_vl": _ERNIE,
+    }
+    tables |= {"hunyuanvl": _HUNYUAN, "hyv4vl": _HUNYUAN, "minimaxm3": _MINIMAX, "nemotronh": _NEMOTRON}
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -75,6 +75,12 @@ def _hunyuan(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (rows * columns + 2)
 
 
+def _hunyuan_rows(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows, each with a vector for its end."""
+    rows, columns = _hunyuan_grid(context, arrays)
+    return [token] * (rows * columns)
+
+
 def _video_llama(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (int(arrays["image_grid_thw"][0].prod()) // int(arrays["image_merge_sizes"][0]) ** 2)
 
@@ -340,6 +346,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_got_ocr),
     "Granite4VisionForConditionalGeneration": Family(_tiles, _SIZED),
+    "HYV4VLForConditionalGeneration": Family(_hunyuan_rows, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid),
     "HunYuanVLForConditionalGeneration": Family(
         _hunyuan, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid, is_apart=True
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fakes.sizes import INDEXED, LATENT_EXPERTS
 from tests.fakes.vision_sizes import (
     EXPERTS,
     IMAGE,
@@ -93,7 +94,22 @@ def _hunyuan_vl() -> tuple[Any, Any]:
     return config, tf.HunYuanVLImageProcessorPil(size={"shortest_edge": 1024, "longest_edge": 4096}, patch_size=8)
 
 
+def _hy_v4_vl() -> tuple[Any, Any]:
+    text: dict[str, Any] = {**LATENT_EXPERTS, **INDEXED}
+    text |= {"num_hidden_layers": 2, "hc_mult": 3, "mlp_layer_types": ["dense", "sparse"], "rms_norm_eps": 1e-5}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    own = {name: each for name, each in TEXT.items() if name not in ("head_dim", "num_key_value_heads")}
+    tower = {**SIZELESS_TOWER, "patch_size": 8, "max_image_size": 64, "out_hidden_size": 32}
+    config = tf.HYV4VLConfig(
+        text_config={**own, **text, "num_key_value_heads": 4, "index_head_dim": 12},
+        vision_config=tower,
+        image_token_id=IMAGE,
+    )
+    return config, tf.HYV4VLImageProcessorPil(size={"shortest_edge": 1024, "longest_edge": 4096}, patch_size=8)
+
+
 OCR_FAMILIES = {
+    "hy_v4_vl": (_hy_v4_vl, "HYV4VLForConditionalGeneration"),
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
     "minicpmv4_6": (_minicpm, "MiniCPMV4_6ForConditionalGeneration"),

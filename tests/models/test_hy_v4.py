@@ -15,6 +15,7 @@ from octavo.errors import CheckpointError, ConfigError
 from octavo.models.loader import LoadedModel
 from octavo.models.registry import resolve_model
 from tests.fakes.checkpoints import edit_config, load_oracle, make_checkpoint
+from tests.fakes.vision import make_vision_checkpoint
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(40)]
@@ -49,6 +50,13 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, 
     checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match=name):
         resolve_model(checkpoint).read(checkpoint)
+
+
+def test_heads_of_keys_that_the_model_with_images_states_mean_nothing(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("hy_v4_vl", tmp_path)
+    expected, text = logits_of(load(path), TOKENS), Checkpoint.open(path).stored.values["text_config"]
+    edit_config(path, text_config={**text, "num_key_value_heads": 2})
+    assert torch.equal(logits_of(load(path), TOKENS), expected)
 
 
 def test_a_stage_chooses_for_its_first_layer(tmp_path: Path) -> None:
