@@ -51,6 +51,8 @@ async def realtime(context: ServerContext, request: Request) -> ASGIApp:
     upgrade: Upgrade | None = request.scope.get("extensions", {}).get(Upgrade.NAME)
     if upgrade is None:
         raise upgrade_required()
+    if context.open_requests.is_closing:
+        raise shutting_down()
 
     async def converse(scope: Scope, receive: Receive, send: Send) -> None:
         offered = request.headers.get("sec-websocket-protocol", "").split(",")

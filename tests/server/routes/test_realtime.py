@@ -334,6 +334,28 @@ def test_a_stopping_server_waits_no_longer_than_it_should(start_server: Start, h
     assert server.llm.aborted
 
 
+def test_a_stopping_server_opens_no_session(start_server: Start) -> None:
+    server = start_server()
+    server.http.context.open_requests.is_closing = True
+    with WebSocketClient(server.url) as client:
+        assert client.status == 503
+
+
+def test_the_log_has_the_session_and_its_utterances(
+    caplog: pytest.LogCaptureFixture, start_server: Start, hearing: Served
+) -> None:
+    server = hears(start_server(log_requests=True), hearing)
+    caplog.set_level("INFO")
+    with opened(server, X_Request_Id="r-7") as client:
+        client.append(pcm(0.1))
+        client.commit()
+        client.until("transcription.done")
+    server.stop()
+    assert "POST /v1/audio/transcriptions 200" in caplog.text
+    assert "sess-r-7-item-1" in caplog.text
+    assert "GET /v1/realtime 101" in caplog.text
+
+
 def test_a_silent_session_is_pinged(start_server: Start) -> None:
     with opened(start_server(sse_keep_alive_interval=0.05)) as client:
         assert [client.frame()[0] for _ in range(2)] == [9, 9]
