@@ -1,25 +1,26 @@
 """`GET /v1/realtime`: a WebSocket over which a client sends a sound while it is recorded, and gets what is said in it.
 
-Each utterance, from its first samples to its commit, is one request to `/v1/audio/transcriptions` whose body arrives
-piece by piece: it has the checks, the limits and the end of such a request.
+What a client appends until it commits is a turn, which is written down as one utterance. A client that commits before
+it appends speaks on until its final commit, as those of vLLM do: its turn is cut in pauses, so that text comes while it
+speaks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import struct
 from time import time
 from typing import Any, Final, cast
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import InvalidRequest
+from octavo.multimodal.pauses import Pauses
 from octavo.server.context import ServerContext
 from octavo.server.decode import decode
-from octavo.server.errors import ApiError, ErrorBody, ErrorObject, as_api_error, shutting_down
+from octavo.server.errors import ApiError, as_api_error, shutting_down
 from octavo.server.schema.realtime import (
     Append,
     Clear,
@@ -27,21 +28,15 @@ from octavo.server.schema.realtime import (
     Event,
     OpenAIWords,
     SessionUpdate,
-    SpokenEvent,
     VllmWords,
 )
 from octavo.server.sending import Repeated
+from octavo.server.utterance import Turn, Utterance
 from octavo.server.websocket import GOING_AWAY, TOO_LARGE, Upgrade, WebSocket, WebSocketError, upgrade_required
 
 MOST_UTTERANCES: Final = 4
 """Utterances of a session that are appended to or written down at once."""
-_PATH: Final = "/realtime"
-_TRANSCRIPTIONS: Final = "/audio/transcriptions"
 _SUBPROTOCOL: Final = "realtime"
-_PASSED_ON: Final = frozenset(
-    {b"host", b"authorization", b"x-api-key", b"sec-websocket-protocol", b"traceparent", b"tracestate"}
-)
-"""Headers of the handshake that each utterance has, too."""
 _LONGEST_ID: Final = 100
 """Characters of a request's id with which those of utterances begin."""
 
@@ -80,9 +75,13 @@ class _Session:
         self._socket = socket
         self._form: dict[str, str] = {}
         self._rate = self.words.rate
-        self._open: list[_Utterance] = []
-        self._current: _Utterance | None = None
-        self._num_utterances = 0
+        self._open: list[Utterance] = []
+        self._current: Utterance | None = None
+        self._turn: Turn | None = None
+        self._num_turns = 0
+        self._is_live = False
+        """Whether the client speaks on until its final commit."""
+        self._pauses = Pauses(self._rate)
         self._is_stopping = False
 
     async def run(self) -> None:
@@ -108,7 +107,7 @@ class _Session:
     async def refuse(self, error: Exception) -> None:
         await self.say(self.words.error(as_api_error(error, self.id).body.error))
 
-    def end(self, utterance: _Utterance) -> None:
+    def _end(self, utterance: Utterance) -> None:
         """Forget an utterance that was answered."""
         self._open.remove(utterance)
         self._close_if_done()
@@ -118,7 +117,7 @@ class _Session:
         self._is_stopping = True
         if self._current is not None:
             self._current.leave(shutting_down())
-            self._current = None
+        self._current = self._turn = None
         self._close_if_done()
 
     def _close_if_done(self) -> None:
@@ -139,6 +138,8 @@ class _Session:
                     if self._current is not None:
                         self._current.leave()
                         self._current = None
+                        self._turn = self._turn if self._is_live else None
+                        self._pauses = Pauses(self._rate)
                     if self.words.says_more:
                         await self.say({"type": "input_audio_buffer.cleared"})
         except (InvalidRequest, ApiError) as error:
@@ -150,7 +151,7 @@ class _Session:
         form = event.form()
         self._context.models.name(form.get("model"))
         if event.session is not None:
-            self.words = OpenAIWords()
+            self.words, self._is_live = OpenAIWords(), False
         self._form, self._rate = form, event.rate()
         if event.session is not None:
             await self.say(
@@ -158,7 +159,8 @@ class _Session:
             )
 
     def _append(self, audio: bytes) -> None:
-        """Add to the utterance, or begin one. What follows the error of an utterance is of that utterance."""
+        """Add to an utterance, which ends in a pause where the client speaks on until its last commit. What follows an
+        error is of the turn that it ended."""
         if len(audio) % 2:
             raise InvalidRequest(
                 f"audio has {len(audio):,} bytes, expected an even number: samples of 16 bits",
@@ -167,150 +169,47 @@ class _Session:
             )
         if self._is_stopping:
             raise shutting_down()
+        if not self._is_live:
+            self._add(audio)
+            return
+        size = self._pauses.part_bytes
+        for start in range(0, len(audio), size):
+            self._add(part := audio[start : start + size])
+            # those that wait for a model that is slower than its client go on as one
+            if self._pauses.add(part) and len(self._open) < MOST_UTTERANCES and self._current is not None:
+                self._current.commit()
+                self._current = None
+
+    def _add(self, audio: bytes) -> None:
+        if self._turn is None:
+            self._num_turns += 1
+            self._turn = Turn(f"item-{self._num_turns}", self.words, self.say)
+        if self._turn.has_failed:
+            return
         if self._current is None:
             if len(self._open) >= MOST_UTTERANCES:
                 message = f"{len(self._open)} utterances are being written down; wait for the text of the first"
                 raise ApiError(429, message, code="too_many_utterances")
             before = self._open[-1] if self._open else None
-            self._num_utterances += 1
-            self._current = _Utterance(self, f"item-{self._num_utterances}", self._form, self._rate, before)
+            self._current = Utterance(self.request, self.id, self._turn, self._form, self._rate, before, self._end)
             self._open.append(self._current)
         self._current.add(audio, self._context.args.max_body_size)
 
     async def _commit(self, event: Commit) -> None:
-        """End the utterance. One without sound, by which vLLM's clients begin, is none unless it is the last."""
-        utterance, self._current = self._current, None
-        if utterance is None:
+        """End the turn. Nothing but a commit begins one of a client that speaks on until its final commit."""
+        utterance, turn = self._current, self._turn
+        self._current, self._turn, self._pauses = None, None, Pauses(self._rate)
+        if turn is None:
             if self.words.says_more:
-                raise InvalidRequest(
-                    "nothing was appended since the last commit", code="input_audio_buffer_commit_empty"
-                )
+                message = "nothing was appended since the last commit"
+                raise InvalidRequest(message, code="input_audio_buffer_commit_empty")
+            self._is_live = not event.final
             if event.final and not self._open:
                 await self.say(self.words.done("", "", 0, 0))
             return
+        self._is_live = self._is_live and not event.final
         if self.words.says_more:
-            await self.say({"type": "input_audio_buffer.committed", "item_id": utterance.id})
-        utterance.commit()
-
-
-class _Utterance:
-    """A request to write down one sound, from the first piece of its body to the last event of its response.
-
-    before: the utterance after whose answer this one's is due.
-    """
-
-    def __init__(
-        self, session: _Session, name: str, form: dict[str, str], rate: int, before: _Utterance | None
-    ) -> None:
-        self.id = name
-        self._session = session
-        self._before = before
-        self._boundary = os.urandom(16).hex()
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._num_bytes = 0
-        self._status, self._body = 0, b""
-        self._has_left = False
-        self._reason: ApiError | None = None
-        self._put(_form_head(self._boundary, {**form, "stream": "true"}, rate))
-        self.task = asyncio.create_task(self._run())
-
-    def add(self, audio: bytes, most_bytes: int) -> None:
-        """Add samples. Raises ApiError where the body becomes too large; what was added before stays."""
-        tail = len(_form_tail(self._boundary))
-        if self._num_bytes + len(audio) + tail > most_bytes:
-            raise ApiError(
-                413,
-                f"an utterance has more than {most_bytes:,} bytes; commit it, or start the server with a larger "
-                "--max-body-size",
-                code="audio_buffer_full",
-            )
-        self._put(audio)
-
-    def commit(self) -> None:
-        self._put(_form_tail(self._boundary), more_body=False)
-
-    def leave(self, reason: ApiError | None = None) -> None:
-        """End the request, as if its client had closed its connection. reason: an error to send."""
-        if not self._has_left:
-            self._has_left, self._reason = True, reason
-            self._messages.put_nowait({"type": "http.disconnect"})
-
-    def _put(self, body: bytes, *, more_body: bool = True) -> None:
-        if self._num_bytes and self.task.done():
-            return  # it was refused: its error is its answer
-        self._num_bytes += len(body)
-        self._messages.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
-
-    async def _receive(self) -> Message:
-        message = await self._messages.get()
-        if message["type"] == "http.disconnect":
-            self._messages.put_nowait(message)  # whoever asks after it gets it, too
-        return message
-
-    async def _run(self) -> None:
-        request = self._session.request
-        path = request.scope["path"].removesuffix(_PATH) + _TRANSCRIPTIONS
-        headers = [each for each in request.scope["headers"] if each[0] in _PASSED_ON]
-        headers += [
-            (b"content-type", f"multipart/form-data; boundary={self._boundary}".encode()),
-            (b"transfer-encoding", b"chunked"),
-            (b"x-request-id", f"{self._session.id}-{self.id}".encode()),
-        ]
-        of_request = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        scope = {**request.scope, **of_request, "headers": headers, "state": {}, "extensions": {}}
-        try:
-            await request.app(scope, self._receive, self._send)
-            if self._has_left and self._reason is not None:
-                await self._fail(self._reason.body.error)
-        except Exception as error:
-            await self._fail(as_api_error(error, self._session.id).body.error)
-        finally:
-            self._session.end(self)
-
-    async def _send(self, message: Message) -> None:
-        """Send on what the response says."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-        elif self._status != 200:
-            self._body += message["body"]
-            if not message.get("more_body"):
-                await self._fail(msgspec.json.decode(self._body, type=ErrorBody).error)
-        elif message["body"].startswith(b"data: {"):  # no comment, and not the mark of the end
-            await self._say(msgspec.json.decode(message["body"][len(b"data: ") :], type=SpokenEvent))
-
-    async def _say(self, event: SpokenEvent) -> None:
-        session = self._session
-        if event.error is not msgspec.UNSET:
-            await self._fail(event.error)
-            return
-        await self._wait_for_turn()
-        if event.type == "transcript.text.delta":
-            await session.say(session.words.delta(self.id, event.delta))
-        else:
-            counts = {} if event.usage is msgspec.UNSET else event.usage
-            tokens = counts["input_tokens"], counts["output_tokens"]
-            await session.say(session.words.done(self.id, event.text, *tokens))
-
-    async def _fail(self, error: ErrorObject) -> None:
-        await self._wait_for_turn()
-        await self._session.say(self._session.words.failed(self.id, error))
-
-    async def _wait_for_turn(self) -> None:
-        """Return after the answer to the utterance before."""
-        if self._before is not None:
-            await asyncio.wait({self._before.task})
-            self._before = None
-
-
-def _form_head(boundary: str, fields: dict[str, str], rate: int) -> bytes:
-    """Return a form up to the samples of its file: a wav of unknown length, as streams have them."""
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-             for name, value in fields.items()]  # fmt: skip
-    parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'.encode())
-    unknown = b"\xff\xff\xff\xff"
-    sound = struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16)  # integers, one channel, 2 bytes a sample
-    return b"".join((*parts, b"RIFF", unknown, b"WAVEfmt ", sound, b"data", unknown))
-
-
-def _form_tail(boundary: str) -> bytes:
-    return f"\r\n--{boundary}--\r\n".encode()
+            await self.say({"type": "input_audio_buffer.committed", "item_id": turn.id})
+        if utterance is not None:
+            utterance.commit()
+        await turn.commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import ssl
 from base64 import b64encode
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+import soundfile
 
 from tests.fakes.whisper import make_whisper, tone
 from tests.server.conftest import Served
@@ -29,6 +32,12 @@ OPENAI = "/v1/realtime?intent=transcription"
 def pcm(seconds: float, rate: int = 16_000) -> bytes:
     """The samples of `wav`."""
     return wav(seconds, rate)[44:]
+
+
+def wav_of(samples: bytes) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.frombuffer(samples, "<i2"), 16_000, format="WAV")
+    return file.getvalue()
 
 
 def opened(server: Served, path: str = "/v1/realtime", **options: Any) -> WebSocketClient:
@@ -71,6 +80,64 @@ def test_a_client_of_vllm_gets_the_text_of_the_whole_sound(hearing: Served) -> N
     usage = done["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
     assert [(prompt.token_ids, prompt.media[0].digest) for _, prompt, _, _ in hearing.llm.requests] == asked
+
+
+def test_text_comes_in_pauses_of_a_client_that_speaks_on(hearing: Served) -> None:
+    parts = [pcm(5.2) + bytes(2 * 8_000), pcm(5.1) + bytes(2 * 8_000), pcm(0.7)]
+    texts = []
+    for part in parts:
+        file = ("a.wav", wav_of(part))
+        texts.append(client_of(hearing.url).transcriptions.create(model="letters", file=file, temperature=0.5).text)
+    hearing.llm.requests.clear()
+    with opened(hearing) as client:
+        client.send({"type": "session.update", "temperature": 0.5})
+        client.commit()
+        said = ""
+        for number, part in enumerate(parts[:2], 1):
+            for start in range(0, len(part), 6400):
+                client.append(part[start : start + 6400])
+            while said.strip() != " ".join(texts[:number]):
+                event = client.next() or {}
+                assert event["type"] == "transcription.delta"
+                said += event["delta"]
+        client.append(parts[2])
+        client.commit(final=True)
+        assert client.until("transcription.done")[-1]["text"] == " ".join(texts)
+        client.append(parts[0] + parts[1])
+        client.commit()
+        assert len(client.until("transcription.done")) == 1
+    ids = {request_id.split("-item-")[1].split("-")[0] for request_id, *_ in hearing.llm.requests}
+    assert ids == {"1", "1.2", "1.3", "2"}
+
+
+def test_utterances_get_longer_where_the_model_is_slower_than_its_client(hearing: Served) -> None:
+    hearing.llm.hold_after = 1
+    with opened(hearing) as client:
+        client.commit()
+        for _ in range(8):
+            client.append(pcm(5.2) + bytes(2 * 6_400))
+        client.send({"type": "wrong"})
+        assert (client.next() or {})["code"] == "unknown_event"
+        ids = {request_id.split("-item-")[1].split("-")[0] for request_id, *_ in hearing.llm.requests}
+        assert ids <= {"1", "1.2", "1.3"}  # and one that is appended to
+
+
+def test_a_turn_that_ends_in_a_pause_is_answered(hearing: Served) -> None:
+    with opened(hearing) as client:
+        client.commit()
+        client.append(pcm(5.2) + bytes(2 * 6_400))
+        assert (client.next() or {})["type"] == "transcription.delta"
+        client.commit(final=True)
+        assert len(client.until("transcription.done")) == 1
+        client.send({"type": "session.update", "language": "xx"})
+        client.commit()
+        client.append((pcm(5.2) + bytes(2 * 6_400)) * 3)
+        client.commit(final=True)
+        assert "expected one of en, fr" in (client.next() or {})["error"]
+        client.send({"type": "session.update"})
+        client.append(pcm(0.1))
+        client.commit(final=True)
+        assert len(client.until("transcription.done")) == 1  # and no other error of the turn that has failed
 
 
 def test_a_client_of_openai_gets_its_events(hearing: Served) -> None:
