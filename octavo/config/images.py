@@ -38,7 +38,7 @@ READ_IMAGES: Final = frozenset(
             "Mllama",
             "MuseGlimmer",
         ),
-        *("HYV4VL", "MiniMaxM3Sparse"),
+        *("Glm5Next", "HYV4VL", "MiniMaxM3Sparse"),
     )
 ) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
 """Architectures whose images are read, with transformers."""
@@ -273,7 +273,8 @@ def _checked(settings: Mapping[str, Any], where: str, fixed: tuple[str, int] | N
 
 def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> None:
     """Raise CheckpointError for sizes that are none, that no image survives, or that contradict each other."""
-    counts_pixels = processor.startswith(("Ernie", "HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama"))
+    counts_pixels = processor.startswith(("Ernie", "HYV4VL", "HunYuan", "Qwen", "Glm", "PaddleOCR", "VideoLlama"))
+    counts_pixels &= not processor.startswith("Glm5Next")  # which counts vectors
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE

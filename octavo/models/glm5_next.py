@@ -1,6 +1,6 @@
 """GLM-5.3-Flash: hyper-connections, Kimi's delta attention, and attention over latents of windows that queries choose.
 
-It has no rotary embedding. Source: Z.ai's releases; its images are not read.
+It has no rotary embedding. Source: Z.ai's releases.
 """
 
 from __future__ import annotations

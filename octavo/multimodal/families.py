@@ -343,6 +343,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm46VForConditionalGeneration": _QWEN,
     "Glm4vForConditionalGeneration": _QWEN,
     "Glm4vMoeForConditionalGeneration": _QWEN,
+    "Glm5NextForConditionalGeneration": _QWEN_IN_LINE,
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_got_ocr),
     "Granite4VisionForConditionalGeneration": Family(_tiles, _SIZED),

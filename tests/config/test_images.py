@@ -119,6 +119,20 @@ def test_settings_no_image_survives_are_refused(
         image_settings(checkpoint)
 
 
+@pytest.mark.parametrize("family", ["glm5_next", "hy_v4_vl"])
+def test_the_sizes_that_a_processor_has_by_itself_are_taken(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    file = make_vision_checkpoint(family, tmp_path) / "preprocessor_config.json"
+    stated = json.loads(file.read_text())
+    own = getattr(transformers, f"{stated['image_processor_type']}Pil")(patch_size=stated["patch_size"]).to_dict()
+    written = {**own, "image_processor_type": stated["image_processor_type"]}
+    file.write_text(json.dumps(written))
+    found = image_settings(Checkpoint.open(tmp_path))
+    assert found is not None
+    assert found["size"] == written["size"]
+
+
 def test_other_pieces_of_images_than_the_processor_cuts_are_refused(tmp_path: Path) -> None:
     make_vision_checkpoint("llava_next", tmp_path)
     changes = {"image_grid_pinpoints": [[56, 112]]}

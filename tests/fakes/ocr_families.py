@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fakes.sizes import INDEXED, LATENT_EXPERTS
+from tests.fakes.sparse_families import SPARSE_FAMILIES
 from tests.fakes.vision_sizes import (
     EXPERTS,
     IMAGE,
@@ -108,7 +109,19 @@ def _hy_v4_vl() -> tuple[Any, Any]:
     return config, tf.HYV4VLImageProcessorPil(size={"shortest_edge": 1024, "longest_edge": 4096}, patch_size=8)
 
 
+def _glm5_next() -> tuple[Any, Any]:
+    own = {name: each for name, each in TEXT.items() if name not in ("head_dim", "num_key_value_heads")}
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2, "out_hidden_size": 32}
+    config = tf.Glm5NextConfig(
+        text_config={**own, **SPARSE_FAMILIES["glm5_next"][2]},
+        vision_config={**tower, "projection_intermediate_size": 24, "image_size": 56},
+        image_token_id=IMAGE,
+    )
+    return config, tf.Glm5NextImageProcessorPil(min_image_tokens=2, max_image_tokens=16)
+
+
 OCR_FAMILIES = {
+    "glm5_next": (_glm5_next, "Glm5NextForConditionalGeneration"),
     "hy_v4_vl": (_hy_v4_vl, "HYV4VLForConditionalGeneration"),
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),
     "deepseek_ocr2": (_deepseek_ocr2, "DeepseekOcr2ForConditionalGeneration"),
