@@ -59,9 +59,9 @@ def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
     assert "POST /v1/chat/completions" in listed
     assert listed["GET /health"] == "Return the state of each engine core while one is ready"
     assert not any("Raises" in text or text.endswith(".") for text in listed.values())
-    verbs = {"Forget", "Give", "Go", "Keep", "Load", "Move", "Return", "Stream"}
+    verbs = {"Forget", "Give", "Go", "Keep", "Load", "Move", "Open", "Return", "Stream"}
     assert {text.split()[0] for text in listed.values()} <= verbs, "a row says what its endpoint does"
-    off = ("kv_events_off", "response_not_stored", "adapters_fixed", "awake")
+    off = ("kv_events_off", "response_not_stored", "adapters_fixed", "awake", "upgrade_required")
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{model_id}", "letters").replace("{name}", "app.js")
         body = {} if endpoint.method == "POST" else None
