@@ -71,14 +71,11 @@ def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 
 def _hunyuan(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows, each with a vector for its end, and one vector before and one behind them."""
-    rows, columns = _hunyuan_grid(context, arrays)
-    return [token] * (rows * columns + 2)
+    return [*_hunyuan_rows(context, token, arrays), token, token]
 
 
 def _hunyuan_rows(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows, each with a vector for its end."""
-    rows, columns = _hunyuan_grid(context, arrays)
-    return [token] * (rows * columns)
+    return [token] * math.prod(_hunyuan_grid(context, arrays))
 
 
 def _video_llama(context: Context, token: int, arrays: Arrays) -> list[int]:
