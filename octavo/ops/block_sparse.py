@@ -23,7 +23,7 @@ from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
 from octavo.ops.registry import Operator
-from octavo.ops.stored_rows import StoredSequence, example_rows, stored_sequences
+from octavo.ops.stored_rows import Empty, StoredSequence, example_rows, stored_sequences
 
 _KEY_TILE: Final = 32
 """Queries see a multiple of this many keys, the hidden ones included, as in the reference of other attention."""
@@ -54,11 +54,11 @@ class Sequence(StoredSequence):
     kv_heads: int
     dim: int
 
-    def heads(self, positions: Tensor, section: int) -> Tensor:
+    def heads(self, positions: Tensor, section: int, empty: Empty = torch.empty) -> Tensor:
         """Return keys (section 0) or values (1) as they are stored, [queries, kv_heads, keys, dim], at positions
-        [queries, kv_heads or 1, keys]."""
+        [queries, kv_heads or 1, keys]; `empty` as of `stored_rows`."""
         heads = torch.arange(self.kv_heads, device=positions.device)[:, None] + section * self.kv_heads
-        return self.rows(positions, heads * self.dim, self.dim)
+        return self.rows(positions, heads * self.dim, self.dim, empty)
 
     def small_keys(self, positions: Tensor) -> Tensor:
         """Return the small keys at positions [keys], float32 [keys, size]."""

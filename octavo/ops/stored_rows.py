@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from octavo.ops.recurrent import TokenRows
+
+Empty: TypeAlias = Callable[..., Tensor]
+"""Makes uninitialised tensors, as `torch.empty` does with a shape and a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,10 @@ class StoredSequence:
         """Return which tokens of the step those at positions [start, stop) are."""
         return slice(self.tokens.start + start - self.start, self.tokens.start + stop - self.start)
 
-    def rows(self, positions: Tensor, begin: Tensor | int, size: int) -> Tensor:
+    def rows(self, positions: Tensor, begin: Tensor | int, size: int, empty: Empty = torch.empty) -> Tensor:
         """Return values at positions as `stored_rows` does: [..., size] for int64 positions [...]."""
         blocks, places = self.table[positions // self.block_size], positions % self.block_size // self.stride
-        return stored_rows(self.store, blocks, places, begin, size)
+        return stored_rows(self.store, blocks, places, begin, size, empty)
 
 
 def stored_sequences(cache: Tensor, metadata: TokenRows, stride: int = 1) -> Iterator[StoredSequence]:
@@ -51,18 +55,24 @@ def stored_sequences(cache: Tensor, metadata: TokenRows, stride: int = 1) -> Ite
         first += count
 
 
-def stored_rows(store: Tensor, blocks: Tensor, places: Tensor, begin: Tensor | int, size: int) -> Tensor:
+def stored_rows(
+    store: Tensor, blocks: Tensor, places: Tensor, begin: Tensor | int, size: int, empty: Empty = torch.empty
+) -> Tensor:
     """Return the values from `begin` on of tokens in a store [blocks, tokens of a block, values], which is dense but
     for its blocks: [..., size] for int64 blocks and places [...].
 
     begin: a number, or multiples of `size`. Whole rows are copied; torch's indexing of several axes copies value by
-    value.
+    value. empty: on the host returns the memory of the copies, whose pages are costly where they are fresh.
     """
     first = blocks * store.stride(0) + places * store.stride(1) + begin
     step = gcd(*store.stride()[:2], size, begin if isinstance(begin, int) else 0)
     num_values = (len(store) - 1) * store.stride(0) + store[0].numel()
     rows = store.as_strided(((num_values - size) // step + 1, size), (step, 1))
-    return rows.index_select(0, (first // step).flatten()).view(*first.shape, size)
+    places = (first // step).flatten()
+    if empty is torch.empty:
+        return rows.index_select(0, places).view(*first.shape, size)
+    found = empty((len(places), size), dtype=store.dtype)
+    return torch.index_select(rows, 0, places, out=found).view(*first.shape, size)
 
 
 def example_rows(counts: tuple[int, ...], lengths: tuple[int, ...], block_size: int) -> TokenRows:

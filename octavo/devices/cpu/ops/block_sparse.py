@@ -74,7 +74,9 @@ class BlockSparseAttention:
 
     def _copied(self, sequence: Sequence, positions: Tensor, dtype: torch.dtype, *, is_apart: bool = True) -> _Copies:
         """Copy what lies at positions [queries, kv_heads or 1, n]. is_apart: each head has a row of its own."""
-        found = (sequence.heads(positions, each).to(dtype) for each in (0, 1))  # [queries, kv_heads, n, dim]
+        found = (
+            sequence.heads(positions, each, self._empty).to(dtype) for each in (0, 1)
+        )  # [queries, kv_heads, n, dim]
         heads, dim, num_keys = sequence.kv_heads, sequence.dim, positions.shape[2]
         rows, of_row = len(positions) * heads if is_apart else len(positions), 1 if is_apart else heads
         keys, values = (
