@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -149,14 +150,23 @@ def _qwen3(
     return WrittenVideo(written, arrays, grid, replaces=(begin, end))
 
 
-def _glm(context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video) -> WrittenVideo:
-    """A span for each two frames, written as an image, before the whole seconds of the first of them."""
+def _glm(
+    context: Context,
+    token: int,
+    settings: Mapping[str, Any],
+    images: ImageArrays,
+    video: Video,
+    *,
+    stamp: Callable[[float], str] = lambda seconds: str(int(seconds)),
+) -> WrittenVideo:
+    """A span for each two frames, written as an image, before the seconds of the first of them, which `stamp` writes:
+    whole ones unless given."""
     arrays, grid = _timed(context, _limits(settings, 112 * 112, 28 * 28 * 2 * 30000), images, video)
     begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
     vectors = [begin, *[token] * (grid[0] * grid[1]), end]
     written: list[int] = []
     for first, _ in video.times(_Sizes.of(context).together):
-        written += [*vectors, *context.encode(str(int(first)))]
+        written += [*vectors, *context.encode(stamp(first))]
     return WrittenVideo(written, arrays, grid)
 
 
@@ -265,15 +275,16 @@ _FRAMES_PER_SECOND: Final = {"qwen2_5_omni_thinker": 2.0, "qwen3_omni_moe_thinke
 """By `model_type`: of videos that come without them, as processors in transformers have it."""
 _VIDEO: Final = ("video_token_id", "video_token_index")
 _GLM: Final = VideoFamily(_VIDEO, ("image_token_id",), _glm)
+_GLM46: Final = _GLM._replace(write=partial(_glm, stamp="{:.1f} seconds".format))
 _QWEN2: Final = VideoFamily(_VIDEO, _VIDEO, _qwen2)
 _QWEN3: Final = VideoFamily(_VIDEO, _VIDEO, _qwen3)
 
 VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     ERNIE_VL: VideoFamily(_VIDEO, _VIDEO, _ernie, _check_ernie),
-    "Glm46VForConditionalGeneration": _GLM,
+    "Glm46VForConditionalGeneration": _GLM46,
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
-    "GlmOcrForConditionalGeneration": _GLM,
+    "GlmOcrForConditionalGeneration": _GLM46,
     MINIMAX_M3: VideoFamily(_VIDEO, _VIDEO, _minimax, _check_minimax),
     "MuseGlimmerForConditionalGeneration": VideoFamily(_VIDEO, _VIDEO, _muse, _check_muse),
     "Qwen2VLForConditionalGeneration": _QWEN2,

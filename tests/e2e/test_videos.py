@@ -163,6 +163,14 @@ def test_frames_are_patches_in_pairs(checkpoint: tuple[str, Path]) -> None:
             [START, *[99, VIDEO] * 3, 99, END],
         ),
         ("glm4v", 1.5, ["0", "1", "2"], [START, *[BEGIN, IMAGE, BEHIND, 99] * 3, END]),
+        *(
+            (
+                *(family, 1.5),
+                [f"{seconds} seconds" for seconds in (0.0, 1.3, 2.7)],
+                [START, *[BEGIN, IMAGE, BEHIND, 99] * 3, END],
+            )
+            for family in ("glm46v", "glm_ocr")
+        ),
     ],
 )
 def test_timestamps_stand_beside_the_frames_of_a_video_where_the_family_writes_them(
