@@ -20,6 +20,7 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
+from octavo.core.profiler_config import profile_name
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
@@ -36,7 +37,7 @@ from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.sleep import check_level, check_tags, checkpoint_path
-from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest, RequestFailed
 
@@ -314,15 +315,21 @@ class AsyncLLM:
             if folder is not None:  # the one before, or that of an update that failed
                 await asyncio.to_thread(folder.close)
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a profile in all ranks, as `LLM.start_profile` does. Raises RequestFailed and InvalidRequest."""
+        await self.call("profile", profile_name(profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """End the profile, and write it. Raises RequestFailed."""
+        await self.call("profile", None)
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""
         return await self._client.call(method, *arguments)
 
     async def drain(self, replica: int = 0, *, stop: bool = False) -> int:
-        """Move the open requests of a replica to others and start it again, or stop it; return their number.
-
-        With a single replica they wait until it has been started again. Raises InvalidRequest.
-        """
+        """Move the open requests of a replica to others and start it again, or stop it; return their number. With a
+        single replica they wait until it has been started again. Raises InvalidRequest."""
         return await self._client.drain(replica, stops=stop)
 
     async def wait_dead(self) -> EngineDeadError:
@@ -345,14 +352,8 @@ class AsyncLLM:
         if self._weight_folder is not None:
             await asyncio.to_thread(self._weight_folder.close)
 
-    async def _prefix(
-        self, prompt: PrefixLike, cache_salt: str | None, adapter: LoRARequest | None
-    ) -> tuple[list[int], str | None, str | None, str | None]:
-        read = self.input.read_prefix(prompt)
-        adapter = None if adapter is None else await self.resolved(adapter)
-        if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self.input.process_prefix, read, cache_salt, adapter)
-        return self.input.process_prefix(read, cache_salt, adapter)
+    async def _prefix(self, prompt: PrefixLike, salt: str | None, adapter: LoRARequest | None) -> tuple[Any, ...]:
+        return await self._turns.prefix(prompt, salt, adapter and await self.resolved(adapter))
 
     async def _open(self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], reader: Reader) -> None:
         if self._dead.done():

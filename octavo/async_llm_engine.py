@@ -110,6 +110,14 @@ class AsyncLLMEngine:
         """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""
         await (await self.start()).wake_up(tags)
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a profile, as `AsyncLLM.start_profile` does."""
+        await (await self.start()).start_profile(profile_prefix)
+
+    async def stop_profile(self) -> None:
+        """End the profile, and write it."""
+        await (await self.start()).stop_profile()
+
     async def update_weights_from_disk(self, model_path: str | Path) -> None:
         """Take other weights, as `LLM.update_weights_from_disk` does; running requests go on. Raises RequestFailed."""
         await (await self.start()).update_weights_from_disk(model_path)

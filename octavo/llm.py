@@ -336,6 +336,15 @@ class LLM:
         memory (/dev/shm), and stay there until the next update."""
         self.engine.update_weights_from_tensor(named_tensors)
 
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record with torch's profiler what every rank computes until `stop_profile`: a file for each in the directory
+        that `profiler_config` names, whose name begins with the prefix. Raises ConfigError."""
+        self.engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """End the profile, and write it. Without one nothing happens. Raises ConfigError."""
+        self.engine.stop_profile()
+
     def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted, under vLLM's names; times of a request are in its output's `metrics`."""
         return self.engine.get_metrics()

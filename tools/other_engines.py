@@ -63,6 +63,7 @@ read from prompts as the examples write them.
 | `tokenizer_mode`, `config_format` | – | leave it out |
 | `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
+| `llm.start_profile()`, `POST /start_profile` | the same | with `profiler_config` ([recipe](operations.md#profiles)) |
 | `llm.pause_generation`, `POST /pause` | the same | new requests wait in every mode ([recipe](weights.md#pauses)) |
 | `reset_prefix_cache(reset_running_requests=True)` | the same | also as a query of `POST /reset_prefix_cache` |
 | `llm.sleep(level=1, mode="abort")` | the same | the default of `mode` is `keep`: open requests go on after `wake_up` |
@@ -70,7 +71,7 @@ read from prompts as the examples write them.
 | `KVEventsConfig` | `kv_events_config` | the same messages over ZeroMQ; or `GET /kv/events` |
 
 Not there: transfer of weights over NCCL, the WebSocket `/v1/realtime`, `/inference/v1/generate`, late chunking,
-profiling, sharded checkpoints, replay of traces, and logits processors that programs bring.
+sharded checkpoints, replay of traces, and logits processors that programs bring.
 """
 
 _LLAMA_CPP = """\

@@ -321,6 +321,9 @@ class ObservabilityArgs(ArgumentGroup, heading="Logging"):
         "over ZeroMQ which blocks enter and leave the prefix cache, with their tokens, which whoever reaches the "
         "endpoint can read. Needs the extra zmq.",
     )
+    profiler_config: dict[str, Any] = arg(
+        {}, 'JSON such as {"profiler": "torch", "torch_profiler_dir": "traces"}: lets start_profile record traces.'
+    )
 
 
 class ReplicaArgs(ArgumentGroup, heading="Replicas"):

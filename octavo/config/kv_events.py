@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from octavo.config.json_options import read_option
 from octavo.core.block_events import KvEventsConfig
-from octavo.errors import ConfigError, suggestion
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs
@@ -32,21 +31,7 @@ def check_kv_events(args: EngineArgs) -> None:
 def kv_events_config(given: dict[str, object]) -> KvEventsConfig | None:
     """Return where events are published; None for nowhere. Raises ConfigError with the field, its value and what it
     may be."""
-    known = KvEventsConfig.__struct_fields__
-    for name in given:
-        if name not in known:
-            raise ConfigError(
-                f"kv_events_config has the unknown field {name!r}, expected some of {', '.join(known)}"
-                f"{suggestion(str(name), known)}"
-            )
-    try:
-        config = msgspec.convert(given, KvEventsConfig)
-    except msgspec.ValidationError as error:
-        expected, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`")
-        raise ConfigError(
-            f"kv_events_config: {name} is {given.get(name)!r:.60}, {expected[:1].lower()}{expected[1:]}"
-        ) from error
+    config = read_option("kv_events_config", given, KvEventsConfig)
     if not config.is_on:
         return None
     for name in ("endpoint", "replay_endpoint"):

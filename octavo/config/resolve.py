@@ -16,6 +16,7 @@ from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_ob
 from octavo.config.draft_config import draft_config, limited
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
+from octavo.config.json_options import profiler_config
 from octavo.config.kv_events import check_kv_events
 from octavo.config.media_args import media_limits
 from octavo.config.own_adapters import for_own_adapters
@@ -101,6 +102,7 @@ def resolve(
     most_threads = _most_threads(args, platform)
     _check_ranks(args)
     check_kv_events(args)
+    profiler_config(args.profiler_config)
     speculative = speculative_config(args)
     _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)

@@ -26,6 +26,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.core_start import fitting_max_model_len, loaded, publish_events, try_encoders
 from octavo.engine.pause import Pause
+from octavo.engine.profiling import switch_profile
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep
 from octavo.engine.timed_scheduler import TimedScheduler
@@ -340,6 +341,7 @@ class EngineCore:
             "pause": self.pause.begin,
             "pause_is_complete": self.pause.is_complete,
             "resume": self.pause.end,
+            "profile": partial(switch_profile, self.executor),
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")

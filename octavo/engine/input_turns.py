@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Final
 
 from octavo.config.schema import ModelConfig
+from octavo.core.adapter import LoRARequest
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
@@ -15,7 +16,7 @@ from octavo.core.request_limits import check_logprob_entries, check_pooled_value
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, PrefixLike, open_tokenizer
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import of_prompt
 
@@ -62,6 +63,15 @@ class InputTurns:
             vectors = [(each.pooled.params, len(each.prompt_token_ids)) for each in requests if each.pooled]
             check_pooled_values(sum(pooling.num_values(*each) for each in vectors))
         return requests
+
+    async def prefix(
+        self, prompt: PrefixLike, cache_salt: str | None, adapter: LoRARequest | None
+    ) -> tuple[list[int], str | None, str | None, str | None]:
+        """Return `InputProcessor.process_prefix`, for a long text from a thread. Raises InvalidRequest."""
+        read = self._input.read_prefix(prompt)
+        if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._input.process_prefix, read, cache_salt, adapter)
+        return self._input.process_prefix(read, cache_salt, adapter)
 
 
 def open_compiled(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:

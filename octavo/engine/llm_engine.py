@@ -20,6 +20,7 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.pooling import PoolingParams
+from octavo.core.profiler_config import profile_name
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
@@ -274,6 +275,14 @@ class LLMEngine:
         finally:
             if folder is not None:  # the one before, or that of an update that failed
                 folder.close()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a profile, as `LLM.start_profile` does."""
+        self.call("profile", profile_name(profile_prefix))
+
+    def stop_profile(self) -> None:
+        """End the profile, and write it. Raises ConfigError."""
+        self.call("profile", None)
 
     @in_turn
     def call(self, method: str, *arguments: Any) -> Any:

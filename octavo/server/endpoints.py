@@ -194,6 +194,8 @@ ENDPOINTS = (
     _command("/sleep", health.sleep, None, health.SleepState, query=health.SleepQuery),
     _command("/wake_up", health.wake_up, None, health.SleepState, query=health.WakeUpQuery),
     _command("/update_weights_from_disk", health.update_weights, health.UpdateWeightsRequest, health.WeightsUpdated),
+    _command("/start_profile", health.start_profile, None, health.ProfileState),
+    _command("/stop_profile", health.stop_profile, None, health.ProfileState),
     _command("/drain", health.drain, health.DrainRequest, health.Drained),
     Endpoint("GET", "/health", health.health, None, health.Health, is_open=True),
     Endpoint("GET", "/ready", health.ready, None, health.Health, is_open=True),

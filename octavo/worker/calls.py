@@ -26,13 +26,14 @@ CALLS: Final[dict[str, Any]] = {
     "read_adapter": str | None,
     "drop_adapter": None,
     "load_adapter": None,
+    "profile": str | None,
 }
 """Control calls, and the types of their values."""
 
 STARTING: Final = ("prepare", "load", "allocate", "load_again", "wake_up")
 """The calls of a start, in their order, and those of another one."""
 
-MAY_FAIL: Final = ("open_weights", "load_again")
+MAY_FAIL: Final = ("open_weights", "load_again", "profile")
 """The calls that return why they failed. Where another call fails, so does the rank."""
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.attention.backend import cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.explain import MemoryPlan
+from octavo.config.json_options import profiler_config
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.launched import LaunchedStep
 from octavo.core.media import MediaInput
@@ -40,6 +41,7 @@ from octavo.worker.loading import LoadedRank, RankParts
 from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.opening import kept_bytes, open_models, place_of, proving_parts
+from octavo.worker.profiling import Profiling
 from octavo.worker.sizing import Sizing
 from octavo.worker.step_watch import StepWatch, TimedModel
 from octavo.worker.warm_up import WarmUp
@@ -114,6 +116,8 @@ class Worker:
         """It has the KV caches. Neither it nor the loaded models are there before `load` and `allocate`, and in a
         sleep."""
         self._watch: StepWatch | None = None
+        name = f"{config.replicas.name.replace(' ', '')}-rank{rank}"
+        self.profile = Profiling(profiler_config(config.observability.profiler_config), name).switch
         self._failure: str | None = None
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:

@@ -86,5 +86,5 @@ def test_a_method_that_is_absent_says_why() -> None:
         engine.apply_model  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'AsyncLLMEngine' object has no attribute 'nothing'$"):
         engine.nothing  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'start_profile': tracing"):
-        LLM.__new__(LLM).start_profile  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'apply_model': octavo runs"):
+        LLM.__new__(LLM).apply_model  # type: ignore[attr-defined]  # noqa: B018

@@ -187,7 +187,7 @@ class FakeAsyncLLM:
         self.fault: Exception | None = None
         self.adapter_error: str | None = None
         self.holds_adapters = False
-        self.is_busy = self.sleeps = False
+        self.is_busy = self.sleeps = self.profiles = False
         self.paused: tuple[str, bool] | None = None
         self.weights: str | None = None
         self.pinned: list[tuple[Prompt, float, str | None]] = []
@@ -316,6 +316,14 @@ class FakeAsyncLLM:
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         check_tags(tags)
         self.sleeps, self.paused = False, None
+
+    async def start_profile(self) -> None:
+        if self.profiles:
+            raise RequestFailed("a profile runs already, for /traces/a; end it with stop_profile")
+        self.profiles = True
+
+    async def stop_profile(self) -> None:
+        self.profiles = False
 
     async def update_weights_from_disk(self, model_path: str) -> None:
         if model_path == "/nowhere":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -111,6 +111,12 @@ class SleepState(Struct, frozen=True):
     is_sleeping: bool
 
 
+class ProfileState(Struct, frozen=True):
+    """Response of `POST /start_profile` and `POST /stop_profile`."""
+
+    is_profiling: bool
+
+
 class WeightsUpdated(Struct, frozen=True):
     """Response of `POST /update_weights_from_disk`, with the fields of SGLang."""
 
@@ -215,6 +221,27 @@ async def update_weights(context: ServerContext, request: Request) -> WeightsUpd
     with _refusals(context):
         await context.llm.update_weights_from_disk(asked.model_path)
     return WeightsUpdated(f"the weights are those of {asked.model_path}")
+
+
+async def start_profile(context: ServerContext, request: Request) -> ProfileState:
+    """Begin to record with torch's profiler what the engine computes. Raises ApiError."""
+    await _switch_profile(context, context.llm.start_profile)
+    return ProfileState(True)
+
+
+async def stop_profile(context: ServerContext, request: Request) -> ProfileState:
+    """End the profile and write it. Raises ApiError."""
+    await _switch_profile(context, context.llm.stop_profile)
+    return ProfileState(False)
+
+
+async def _switch_profile(context: ServerContext, switch: Callable[[], Awaitable[None]]) -> None:
+    if not context.llm.config.observability.profiler_config.get("profiler"):
+        raise ApiError(404, "profiles are off; start the server with --profiler-config", code="profiler_off")
+    try:
+        await switch()
+    except RequestFailed as error:
+        raise ApiError(409, str(error), code="profile_failed") from error
 
 
 @contextmanager

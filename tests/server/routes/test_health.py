@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import octavo
+from octavo.config.args import ObservabilityArgs
 from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from tests.server.conftest import Served
@@ -59,9 +60,9 @@ def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
     assert "POST /v1/chat/completions" in listed
     assert listed["GET /health"] == "Return the state of each engine core while one is ready"
     assert not any("Raises" in text or text.endswith(".") for text in listed.values())
-    verbs = {"Forget", "Give", "Go", "Keep", "Load", "Move", "Open", "Return", "Stream"}
+    verbs = {"Begin", "End", "Forget", "Give", "Go", "Keep", "Load", "Move", "Open", "Return", "Stream"}
     assert {text.split()[0] for text in listed.values()} <= verbs, "a row says what its endpoint does"
-    off = ("kv_events_off", "response_not_stored", "adapters_fixed", "awake", "upgrade_required")
+    off = ("kv_events_off", "response_not_stored", "adapters_fixed", "awake", "upgrade_required", "profiler_off")
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{model_id}", "letters").replace("{name}", "app.js")
         body = {} if endpoint.method == "POST" else None
@@ -237,3 +238,18 @@ def test_without_the_mode_nothing_changes(server: Served) -> None:
         assert (answer.status, answer.error["code"]) == (403, "awake")
         assert "--enable-sleep-mode" in answer.error["message"]
     assert server.llm.weights is None
+
+
+def test_profiles_begin_and_end_where_the_server_allows_them(start_server: Callable[..., Served]) -> None:
+    server = start_server()
+    for path in ("/start_profile", "/stop_profile"):
+        answer = ask(server.url, path, b"")
+        assert (answer.status, answer.error["code"]) == (404, "profiler_off")
+    assert "--profiler-config" in answer.error["message"]
+    config = server.llm.config
+    traced = ObservabilityArgs(profiler_config={"profiler": "torch", "torch_profiler_dir": "/traces"})
+    server.llm.config = msgspec.structs.replace(config, observability=traced)
+    assert ask(server.url, "/start_profile", b"").json == {"is_profiling": True}
+    again = ask(server.url, "/start_profile", b"")
+    assert (again.status, again.error["code"]) == (409, "profile_failed")
+    assert ask(server.url, "/stop_profile", b"").json == {"is_profiling": False}

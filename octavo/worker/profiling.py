@@ -1,0 +1,65 @@
+"""Traces of torch's profiler: what a rank computes, kernel by kernel, between two calls."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+from typing import Any
+
+from octavo.core.profiler_config import ProfilerConfig
+from octavo.errors import ConfigError
+
+
+class Profiling:
+    """The profile that a rank makes. Nothing is imported, and nothing runs, before one begins."""
+
+    def __init__(self, config: ProfilerConfig | None, rank_name: str) -> None:
+        """rank_name: ends the names of files."""
+        self._config = config
+        self._rank_name = rank_name
+        self._running: Any = None
+        self._path = Path()
+
+    def switch(self, name: str | None) -> None:
+        """Begin a profile with this name, or with None end it and write it; without one nothing happens then.
+
+        Raises ConfigError where the directory cannot be written, one runs already, or none is allowed; and OSError.
+        """
+        if self._config is None:
+            raise ConfigError("profiles are off; start the engine with profiler_config")
+        if name is None:
+            self._end()
+        elif self._running is not None:
+            raise ConfigError(f"a profile runs already, for {self._path}; end it with stop_profile")
+        else:
+            self._begin(self._config, name)
+
+    def _begin(self, config: ProfilerConfig, name: str) -> None:
+        import torch
+        from torch.autograd.profiler import profile  # that of torch.profiler imports its compiler, which takes seconds
+
+        ending = ".gz" if config.torch_profiler_use_gzip else ""
+        self._path = Path(config.torch_profiler_dir) / f"{name}-{self._rank_name}.pt.trace.json{ending}"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch()  # an error comes before the profile, and not behind it
+        running: Any = profile(
+            use_device="cuda" if torch.cuda.is_available() else None,
+            record_shapes=config.torch_profiler_record_shapes,
+            profile_memory=config.torch_profiler_with_memory,
+            with_stack=config.torch_profiler_with_stack,
+            with_flops=config.torch_profiler_with_flops,
+        )
+        running.__enter__()
+        self._running = running
+
+    def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.__exit__(None, None, None)
+            plain = self._path.with_suffix("") if self._path.suffix == ".gz" else self._path
+            running.export_chrome_trace(str(plain))
+            if plain != self._path:
+                with plain.open("rb") as trace, gzip.open(self._path, "wb", compresslevel=3) as compressed:
+                    shutil.copyfileobj(trace, compressed)
+                plain.unlink()

@@ -1,0 +1,103 @@
+"""Profiles by torch: a trace for each rank, nothing before one begins, and errors by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config.json_options import profiler_config
+from octavo.core.profiler_config import ProfilerConfig
+from octavo.errors import ConfigError, InvalidRequest
+from octavo.worker.profiling import Profiling
+
+PARAMS = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.0)
+
+
+def options(folder: Path, **fields: Any) -> dict[str, Any]:
+    return {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_with_stack": False, **fields}
+
+
+def events_of(path: Path) -> list[str]:
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [each["name"] for each in json.loads(content)["traceEvents"]]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_profile_has_what_is_computed_between_its_calls_and_changes_no_token(
+    tmp_path: Path, compressed: bool
+) -> None:
+    config = options(tmp_path / "traces", torch_profiler_use_gzip=compressed)
+    with LLM(max_model_len=64, device="reference", profiler_config=config) as llm:
+        expected = llm.generate("One", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+        llm.stop_profile()
+        llm.start_profile("mine")
+        assert llm.generate("One", PARAMS, use_tqdm=False)[0].outputs[0].token_ids == expected
+        with pytest.raises(ConfigError, match="a profile runs already, for .*mine-.*; end it with stop_profile"):
+            llm.start_profile()
+        llm.stop_profile()
+        (trace,) = (tmp_path / "traces").iterdir()
+        assert trace.name.startswith("mine-")
+        assert trace.name.endswith("-rank0.pt.trace.json" + ".gz" * compressed)
+        assert any("aten::" in name for name in events_of(trace))
+        llm.start_profile()
+        llm.stop_profile()
+        assert len(list((tmp_path / "traces").iterdir())) == 2
+        with pytest.raises(InvalidRequest, match=r"profile_prefix is '\.\./a', must be"):
+            llm.start_profile("../a")
+
+
+def test_every_rank_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    with LLM(max_model_len=64, device="reference", tensor_parallel_size=2, profiler_config=options(tmp_path)) as llm:
+        llm.start_profile()
+        llm.generate("One", PARAMS, use_tqdm=False)
+        llm.stop_profile()
+    assert [path.name.split("-")[-1] for path in sorted(tmp_path.iterdir(), key=lambda path: path.name[-20:])] == [
+        "rank0.pt.trace.json.gz",
+        "rank1.pt.trace.json.gz",
+    ]
+
+
+def test_without_it_profiles_are_refused_and_the_engine_goes_on(tmp_path: Path) -> None:
+    with LLM(max_model_len=64) as llm:
+        with pytest.raises(ConfigError, match="profiles are off; start the engine with profiler_config"):
+            llm.start_profile()
+        assert llm.generate("One", PARAMS, use_tqdm=False)[0].error is None
+    (tmp_path / "file").touch()
+    with LLM(max_model_len=64, profiler_config=options(tmp_path / "file")) as llm:
+        with pytest.raises(ConfigError, match="file"):
+            llm.start_profile()
+        assert llm.generate("One", PARAMS, use_tqdm=False)[0].error is None
+
+
+def test_the_profiler_is_imported_when_a_profile_begins(tmp_path: Path) -> None:
+    code = "import sys, octavo.worker.profiling; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(ConfigError, match="profiles are off"):
+        Profiling(None, "rank0").switch("a")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"profiler": "torch"}, "profiler_config: torch_profiler_dir is not set"),
+        ({"profiler": "cuda"}, "profiler_config: profiler is 'cuda', invalid enum value"),
+        ({"torch_profiler_folder": "a"}, "profiler_config has the unknown field 'torch_profiler_folder'.*did you mean"),
+        ({"torch_profiler_with_stack": 1}, "torch_profiler_with_stack is 1, expected `bool`"),
+    ],
+)
+def test_wrong_fields_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profiler_config(given)
+
+
+def test_the_directory_is_absolute_and_none_is_needed_without_a_profiler() -> None:
+    assert profiler_config({}) is None
+    config = profiler_config({"profiler": "torch", "torch_profiler_dir": "a"})
+    assert config == ProfilerConfig(profiler="torch", torch_profiler_dir=str(Path("a").absolute()))
