@@ -187,6 +187,8 @@ class KvPublisher:
         if not events or not batch:
             self._has_lost = has_lost
             return
+        if has_lost and self._number:
+            _log.warning("KV events came faster than they were published, and some are lost; raise max_queue_size")
         payload = msgspec.msgpack.encode([time.time(), batch, self._replica])
         number = self._number.to_bytes(8, "big")
         self._number += 1

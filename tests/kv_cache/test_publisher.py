@@ -155,7 +155,9 @@ def test_what_was_missed_is_replayed(place: tuple[KvPublisher, Subscriber], tmp_
     assert replayed(f"ipc://{tmp_path}/r", 9) == []
 
 
-def test_memory_is_bounded_and_lost_events_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_and_lost_events_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     config = KvEventsConfig(
         endpoint=f"ipc://{tmp_path}/e", replay_endpoint=f"ipc://{tmp_path}/r", buffer_steps=2, max_queue_size=4
     )
@@ -172,6 +174,7 @@ def test_memory_is_bounded_and_lost_events_are_told(tmp_path: Path, monkeypatch:
     publisher.removed(0, first.digest)
     assert publisher._queue.qsize() <= 4
     assert CLEARED in subscriber.events(2)
+    assert "raise max_queue_size" in caplog.text
     for content in many[:3]:
         publisher.stored(0, 1, content)
         subscriber.receive()
