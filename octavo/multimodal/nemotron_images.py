@@ -52,16 +52,11 @@ class NemotronImages:
         return {"pixel_values": np.concatenate(patches), "image_grid_hw": np.array(grids, np.int64)}
 
     def _patches(self, image: Any, rows: int, columns: int) -> NDArray[np.float32]:
-        from PIL import Image
-
         size = self._patch
-        colors = np.asarray(image, np.float32).transpose(2, 0, 1)
-        if image.size != (columns * size, rows * size):
-            # as floats, because what reaches beyond 0 and 255 is kept
-            scaled = [
-                Image.fromarray(np.ascontiguousarray(color)).resize((columns * size, rows * size), _BICUBIC)
-                for color in colors
-            ]
+        if image.size == (columns * size, rows * size):
+            colors = np.asarray(image, np.float32).transpose(2, 0, 1)
+        else:  # as floats, because what reaches beyond 0 and 255 is kept; a color at a time: an image may be large
+            scaled = (each.convert("F").resize((columns * size, rows * size), _BICUBIC) for each in image.split())
             colors = np.stack([np.asarray(each, np.float32) for each in scaled])
         pixels = (colors - self._mean) / self._std
         cut = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)

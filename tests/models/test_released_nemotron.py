@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,20 @@ def test_a_config_that_no_release_has_is_refused(path: Path, changes: dict[str, 
     edit_config(path, **changes)
     with pytest.raises((CheckpointError, UnsupportedModel), match=said):
         generate(path, ["w1"])
+
+
+def test_a_large_image_is_scaled_down_without_arrays_of_its_size() -> None:
+    from PIL import Image
+
+    image_of_floats = 3 * 4 * 1200 * 1500
+    settings = Section({"min_num_patches": 4, "max_num_patches": 64}, "preprocessor_config.json")
+    processor = NemotronImages(settings, Section({"vision_config": {}}, "config.json"))
+    large = Image.linear_gradient("L").resize((1500, 1200)).convert("RGB")
+    tracemalloc.start()
+    try:
+        found = processor([large], return_tensors="np")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found["pixel_values"].shape[0] <= 64
+    assert peak < image_of_floats / 10
