@@ -21,12 +21,13 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 
 _TEXT_ALONE: Final = frozenset(
     {
+        "MiniCPMV4_7ForConditionalGeneration",
         "NemotronH_Nano_VL_V2",
         "Step3p7ForConditionalGeneration",
     }
 )
 """Architectures whose images and sounds are not read."""
-_AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
+AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
     "deepseek_ocr2": "deepseek",
@@ -181,7 +182,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     names = [wanted]
     if not makes_text:
         names += [_family(wanted).lower(), str(checkpoint.values.get("model_type"))]
-    if wanted in _AROUND_A_TEXT_MODEL:  # older configs have the keys of the text model beside the others
+    if wanted in AROUND_A_TEXT_MODEL:  # older configs have the keys of the text model beside the others
         names.append(checkpoint.text_model_type or checkpoint.str("model_type", ""))
     if wanted in _FILE_OF:  # whatever its text model says
         return getattr(import_module(f"octavo.models.{_FILE_OF[wanted]}"), wanted)
@@ -197,7 +198,7 @@ def _text_class(checkpoint: Checkpoint, *, makes_text: bool) -> ModelClass:
     if library_version() is not None and find_class(checkpoint) is not None:
         return import_module("octavo.models.fallback.model").FallbackModel
     where = checkpoint.origin("architectures", "model_type")
-    inner = f" with text_config.model_type {shown(names[-1])}" if wanted in _AROUND_A_TEXT_MODEL else ""
+    inner = f" with text_config.model_type {shown(names[-1])}" if wanted in AROUND_A_TEXT_MODEL else ""
     raise UnsupportedModel(
         f"{where}: there is no model family {_family(wanted)} yet (architecture {wanted}{inner}); "
         f"octavo models lists those that are there{without}{own_code}"

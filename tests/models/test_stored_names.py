@@ -22,7 +22,7 @@ from tests.fakes.checkpoints import (
     rename_tensors,
     to_layout_with_images,
 )
-from tests.fakes.vision import make_vision_checkpoint
+from tests.fakes.vision import load_vision_oracle, make_vision_checkpoint
 from tests.models.paged_run import load, logits_of
 
 
@@ -246,6 +246,15 @@ def test_minicpm_3_as_the_hub_has_it(tmp_path: Path) -> None:
     expected = logits(path)
     edit_config(path, remove=("v_head_dim",))
     assert torch.equal(logits(path), expected)
+
+
+def test_the_text_model_of_minicpm_v_4_7(tmp_path: Path) -> None:
+    path, name = make_vision_checkpoint("minicpmv4_6", tmp_path), "MiniCPMV4_7ForConditionalGeneration"
+    tower = {**Checkpoint.open(path).stored.values["vision_config"], "model_type": "minicpmv4_7_vision"}
+    edit_config(path, architectures=[name], model_type="minicpmv4_7", vision_config=tower)
+    tokens = list(range(20, 60))
+    expected = load_vision_oracle(path, name)(input_ids=torch.tensor([tokens])).logits[0].detach()
+    assert torch.allclose(logits_of(load(path), tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_orion_as_the_hub_has_it(tmp_path: Path) -> None:
