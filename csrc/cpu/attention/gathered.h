@@ -25,6 +25,8 @@ struct Gathered {
   Type key_type;
 };
 
+constexpr int kSharingItems = 16;  // items of attention whose queries share copies
+
 // Queries that share the copies of what they see, or some heads of one query.
 struct GatheredTask {
   int row, token, position, queries, head, heads;
@@ -65,7 +67,7 @@ int find_rows(const Gathered& g, const GatheredTask& task, const void** rows) {
 std::vector<GatheredTask> plan_gathered(const Gathered& g, const AttentionKernels& kernels, int threads) {
   std::vector<GatheredTask> tasks;
   const Attention& a = g.a;
-  const int most = g.window == 0 && g.vectors.rate == 1 ? most_queries_of(a, kernels) : 1;
+  const int most = g.window == 0 && g.vectors.rate == 1 ? kSharingItems * most_queries_of(a, kernels) : 1;
   const int parts = a.tokens < 2 * threads ? std::min(threads, std::max(1, a.heads / 8)) : 1;
   for (int row = 0; row < a.rows; ++row) {
     const int first = a.query_starts[row], end = a.query_starts[row + 1], context = a.sequence_lengths[row] - (end - first);
@@ -103,8 +105,12 @@ void attend_gathered(const Gathered& g, const AttentionKernels& kernels, const G
   own.out = static_cast<std::uint8_t*>(own.out) + (static_cast<std::int64_t>(task.token) * own.heads + task.head) * own.value_dim * element;
   if (own.sinks) own.sinks += task.head;
   own.heads = task.heads, own.rows = 1, own.cache = tiles, own.sequence_lengths = &count, own.block_tables = table;
-  const AttentionItem item{0, 0, 0, count - task.queries, task.queries, count};
-  attend_item(own, kernels, item, item, memory, item_rows);
+  const int most = most_queries_of(g.a, kernels), first = count - task.queries;
+  for (int done = 0; done < task.queries; done += most) {
+    const int queries = std::min(most, task.queries - done);
+    const AttentionItem item{0, 0, done, first + done, queries, first + done + queries};
+    attend_item(own, kernels, item, item, memory, item_rows);
+  }
 }
 
 void run_gathered(Cpu& cpu, const Gathered& g, const AttentionKernels& kernels) {
