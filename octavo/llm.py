@@ -18,6 +18,7 @@ from octavo.config.sources import engine_args
 from octavo.core.absent import says_what_it_lacks
 from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.param import checked_number
 from octavo.core.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -32,7 +33,7 @@ from octavo.core.pooling import (
 )
 from octavo.core.prompt import Prompt, PromptLike, listed
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
-from octavo.core.sampling_params import SamplingParams, checked_number, documented_fields
+from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.batches import Batches, ParamsLike
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.chat_tokenizer import ChatTokenizer

@@ -10,7 +10,9 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments, describe_default
 from octavo.config.server_args import ServerArgs
-from tools import families
+from octavo.devices import DEVICES
+from octavo.ops.registry import Implementation
+from tools import devices, families
 from tools.reference import main, pages
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -55,3 +57,15 @@ def test_each_page_names_the_file_that_it_is_made_of() -> None:
     for page in pages().values():
         (source,) = re.findall(r"edit the (?:fields|families|devices) in (\S+) instead", page)
         assert (FOLDER.parents[1] / source).exists()
+
+
+def test_kernels_of_a_device_are_shown_by_the_names_of_their_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        Implementation("add", "native", lambda runtime: None),
+        Implementation("silu_and_mul", "sleek", lambda runtime: None),
+    ]
+    monkeypatch.setattr(devices, "implementations", lambda package: found)
+    monkeypatch.setattr(devices, "DEVICES", {"reference": DEVICES["reference"]})
+    page = devices.page()
+    assert "| `add` | compiled |" in page
+    assert "| `silu_and_mul` | sleek |" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Final
 
 from octavo.devices import DEVICES
 from octavo.devices.device import Device
@@ -17,6 +18,8 @@ _TEXT = """\
 why, and which implementation of each operator it takes. Operators without kernels of the device are torch's, which is
 right and slow. A feature that a device lacks is refused at start, by name.
 """
+_SHOWN: Final = {"native": "compiled", "triton": "Triton", "cublas": "cuBLAS"}
+"""What a kernel is, by the name of its implementation; another name is shown as it is."""
 
 
 def _class_of(name: str) -> type[Device]:
@@ -51,11 +54,8 @@ def page() -> str:
 
 def _kernels(name: str) -> dict[str, str]:
     """Return the kernels of a device by operator."""
-    package = f"octavo.devices.{name}.ops"
-    if name == "reference":
-        return {}
-    best = sorted(implementations(package), key=lambda each: each.rank)
-    return {each.operator: "compiled" if name == "cpu" else "Triton" for each in best}
+    best = sorted(implementations(f"octavo.devices.{name}.ops"), key=lambda each: each.rank)
+    return {each.operator: _SHOWN.get(each.name, each.name) for each in best}
 
 
 def _row(head: str, cells: list[str]) -> str:

@@ -120,7 +120,7 @@ VLLM_NOTES: Final = {
     "swap_space": "4 GiB by default; blocks of sequences that are preempted go there",
     "preemption_mode": "`auto` takes what costs less time",
     "num_lookahead_slots": "slots are reserved; speculation needs none",
-    "scheduling_policy": "five policies",
+    "scheduling_policy": "others of octavo, too",
     "device": "a GPU of NVIDIA, or the CPU",
     "host": "127.0.0.1 by default, where vLLM listens on all addresses",
     "max_loras": "requests without an adapter pass those that wait for a slot, others do not",

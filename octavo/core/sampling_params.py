@@ -6,7 +6,6 @@ The offline API, the server's schema and the command line derive from these fiel
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -15,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from octavo.core.absent import remark
+from octavo.core.param import Param, checked_number
 from octavo.core.prompt import checked_text
 from octavo.core.repetition import RepetitionDetectionParams
 from octavo.core.request_limits import check_field
@@ -26,7 +26,6 @@ GREEDY_BELOW = 1e-5
 
 MAX_N = 1024
 MAX_SEED = 2**63 - 1
-_MOST_BITS = 64
 MAX_BIAS = 100.0
 _NEVER_EMPTY = {"allowed_token_ids": "nothing could be drawn", "logprob_token_ids": "nothing is asked for"}
 OF_DRAWING = ("temperature", "min_p", "top_k", "top_p")
@@ -43,15 +42,6 @@ class OutputKind(enum.StrEnum):
 
 RequestOutputKind = OutputKind
 """vLLM's name for it."""
-
-
-class Param(msgspec.Struct, frozen=True):
-    """Documentation and limits of one field. NaN and infinities are refused in all of them."""
-
-    doc: str
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
 
 
 class _NamesItsFields(msgspec.StructMeta):
@@ -282,37 +272,6 @@ def _checked_tuple(name: str, value: Any, of: type) -> tuple[Any, ...]:
     if name in _NEVER_EMPTY and not values:
         raise InvalidRequest(f"{name} is empty: {_NEVER_EMPTY[name]}; leave it out", field=name)
     return values if of is str else tuple(map(int, values))
-
-
-def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
-    """Return `value` as a number of `kind` (int or float) within `limits`. Raises InvalidRequest."""
-    if not isinstance(value, int | float) and isinstance(value, Real):  # a scalar of numpy
-        value = int(value) if isinstance(value, Integral) else float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise InvalidRequest(f"{name} has {value.bit_length()} bits; at most {_MOST_BITS} make sense", field=name)
-    if not math.isfinite(value):
-        raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
-    if kind is int and int(value) != value:
-        raise InvalidRequest(f"{name} is {value!r}, expected a whole number", field=name)
-    check_limits(name, value, limits)
-    return value if type(value) is kind else kind(value)
-
-
-def check_limits(name: str, value: float, limits: Param) -> None:
-    """Raise InvalidRequest when `value` is outside `limits`."""
-    if limits.ge is not None and value < limits.ge:
-        raise InvalidRequest(f"{name} is {value}, must be at least {_shown(limits.ge)}", field=name)
-    if limits.gt is not None and value <= limits.gt:
-        raise InvalidRequest(f"{name} is {value}, must be greater than {_shown(limits.gt)}", field=name)
-    if limits.le is not None and value > limits.le:
-        raise InvalidRequest(f"{name} is {value}, must be at most {_shown(limits.le)}", field=name)
-
-
-def _shown(limit: float) -> str:
-    """Write whole numbers in full: 2**63 - 1 is a limit that people copy."""
-    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _checked_logit_bias(value: Any) -> dict[int, float]:

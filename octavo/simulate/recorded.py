@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from octavo.config.args import CacheArgs, SchedulerArgs
+from octavo.config.args import CacheArgs
 from octavo.config.fields import values_of
+from octavo.config.scheduler_args import SchedulerArgs
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import RequestMetrics
 from octavo.core.step import SchedulerOutput
