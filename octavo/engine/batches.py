@@ -30,8 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class Batches:
-    """The requests of one `LLM`. Prompts are made by calls that may raise InvalidRequest; then the output of the
-    request has an `error`. Ctrl-C ends the requests of the call that it interrupts, and the engine stays usable."""
+    """The requests of one `LLM`; what its threads share is read and changed in turns.
+
+    Prompts are made by calls that may raise InvalidRequest; then the output of the request has an `error`. Ctrl-C ends
+    the requests of the call that it interrupts, and the engine stays usable."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
@@ -65,7 +67,8 @@ class Batches:
         """Add requests, whose outputs `wait` returns, and return their ids."""
         with deferred_interrupt() as interrupt:
             request_ids = self._add_all(prompts, sampling_params, options, {}, interrupt)
-            self._added += request_ids
+            with self._engine.turns:
+                self._added += request_ids
             return request_ids
 
     def wait(self, use_tqdm: bool | None) -> list[RequestOutput]:
@@ -96,7 +99,8 @@ class Batches:
         self._engine.check_awake("a request")
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._numbers)) for _ in prompts]
-        self._outputs.update(dict.fromkeys(request_ids))
+        with self._engine.turns:
+            self._outputs.update(dict.fromkeys(request_ids))
         try:
             for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
                 with self._engine.turns:
@@ -126,8 +130,10 @@ class Batches:
             self._abort(request_ids)
             raise
         finally:
-            self._waits = [each for each in self._waits if each is not missing]
-        found = [self._outputs.pop(request_id) for request_id in request_ids]
+            with self._engine.turns:
+                self._waits = [each for each in self._waits if each is not missing]
+        with self._engine.turns:
+            found = [self._outputs.pop(request_id) for request_id in request_ids]
         return [output for output in found if output is not None]
 
     def _step_for(self, missing: set[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -144,3 +144,69 @@ def test_a_thread_waits_while_another_lets_the_engine_pause(llm: LLM) -> None:
         assert not running.done() or tokens(running.result()) == expected
         llm.wake_up()
         assert tokens(running.result(100)) == expected
+
+
+class Waits(list[Any]):
+    """A list of waits behind whose last reading another call begins to wait, as the interpreter may let it."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.thread = threading.Thread(target=work)
+
+    def __iter__(self) -> Iterator[Any]:
+        is_last = self.thread.ident is None and not any(super().__iter__())
+        yield from list(super().__iter__())
+        if is_last:
+            count, deadline = len(self), time.monotonic() + 0.3
+            self.thread.start()
+            while len(self) == count and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+
+def test_a_call_that_begins_while_another_ends_gets_its_outputs(llm: LLM) -> None:
+    expected, found = tokens(llm.generate(PROMPTS, PARAMS)), list[list[list[int]]]()
+    waits = llm._batches._waits = Waits(lambda: found.append(tokens(llm.generate(PROMPTS, PARAMS))))
+    assert tokens(llm.generate(PROMPTS[:1], PARAMS[:1])) == expected[:1]
+    waits.thread.join(100)
+    assert found == [expected]
+
+
+class Outputs(dict[str, Any]):
+    """Outputs during whose reading another call goes on."""
+
+    def __init__(self) -> None:
+        self.is_read = threading.Event()
+
+    def items(self) -> Any:
+        for item in super().items():
+            yield item
+            self.is_read.set()
+            time.sleep(0.1)
+
+
+def test_a_call_that_begins_while_another_is_aborted_does_not_disturb_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = llm._batches._outputs = Outputs()
+    params_of_each = llm._batches._params_of_each
+    has_begun = threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        if threading.current_thread() is thread:
+            has_begun.set()
+            assert outputs.is_read.wait(100)
+        return params_of_each(*arguments)
+
+    def fail(*_: object) -> None:
+        if threading.current_thread() is not thread:
+            raise ValueError("the bar")
+
+    monkeypatch.setattr(llm._batches, "_params_of_each", wait)
+    monkeypatch.setattr("octavo.engine.batches.ProgressBar.update", fail)
+    thread = threading.Thread(target=llm.generate, args=("One", PARAMS[0]))
+    thread.start()
+    assert has_begun.wait(100)
+    with pytest.raises(ValueError, match="the bar"):
+        llm.generate(PROMPTS, PARAMS)
+    thread.join(100)
+    assert outputs == {}
+    assert not llm.engine.has_unfinished_requests()
