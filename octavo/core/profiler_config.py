@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from octavo.errors import InvalidRequest
+
+MOST_CHARACTERS: Final = 40
+"""Of the beginning of a file's name, whose rest is about as long; names have at most 255 bytes."""
+_BEGINNING: Final = re.compile(f"[^/\\x00-\\x1f\\x7f\\ud800-\\udfff]{{1,{MOST_CHARACTERS}}}")
 
 
 class ProfilerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,9 +34,10 @@ class ProfilerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def profile_name(prefix: str | None) -> str:
     """Return the name of a trace that begins now, to which each rank adds its own. Raises InvalidRequest."""
-    if prefix is not None and (not isinstance(prefix, str) or not prefix or "/" in prefix or "\0" in prefix):
+    if prefix is not None and not (isinstance(prefix, str) and _BEGINNING.fullmatch(prefix)):
         raise InvalidRequest(
-            f"profile_prefix is {prefix!r:.80}, must be the beginning of a file's name, without /",
+            f"profile_prefix is {prefix!r:.80}, must be the beginning of a file's name: 1 to {MOST_CHARACTERS} "
+            "characters, without / and control characters",
             field="profile_prefix",
         )
     return f"{prefix or 'profile'}-{time.time_ns()}"

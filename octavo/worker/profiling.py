@@ -24,7 +24,7 @@ class Profiling:
     def switch(self, name: str | None) -> None:
         """Begin a profile with this name, or with None end it and write it; without one nothing happens then.
 
-        Raises ConfigError where the directory cannot be written, one runs already, or none is allowed; and OSError.
+        Raises ConfigError where a file cannot be written, one runs already, or none is allowed; and OSError.
         """
         if self._config is None:
             raise ConfigError("profiles are off; start the engine with profiler_config")
@@ -49,17 +49,31 @@ class Profiling:
             profile_memory=config.torch_profiler_with_memory,
             with_stack=config.torch_profiler_with_stack,
             with_flops=config.torch_profiler_with_flops,
+            # threads that share an engine begin, compute and end in any order; a profile of one thread that another
+            # ends takes the process down
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
         running.__enter__()
         self._running = running
 
     def _end(self) -> None:
         running, self._running = self._running, None
-        if running is not None:
-            running.__exit__(None, None, None)
-            plain = self._path.with_suffix("") if self._path.suffix == ".gz" else self._path
+        if running is None:
+            return
+        running.__exit__(None, None, None)
+        plain = self._path.with_suffix("") if self._path.suffix == ".gz" else self._path
+        unfinished = plain.with_name(f"{plain.name}.tmp")  # torch's, which logs that a disk is full, and raises nothing
+        try:
             running.export_chrome_trace(str(plain))
+            if unfinished.exists() or not plain.exists() or not plain.stat().st_size:
+                raise ConfigError(f"the profile {self._path} cannot be written; is there space for it?")
             if plain != self._path:
                 with plain.open("rb") as trace, gzip.open(self._path, "wb", compresslevel=3) as compressed:
                     shutil.copyfileobj(trace, compressed)
-                plain.unlink()
+        except BaseException:
+            self._path.unlink(missing_ok=True)
+            raise
+        finally:
+            unfinished.unlink(missing_ok=True)
+            if plain != self._path:
+                plain.unlink(missing_ok=True)

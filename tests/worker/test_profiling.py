@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.json_options import profiler_config
-from octavo.core.profiler_config import ProfilerConfig
+from octavo.core.profiler_config import ProfilerConfig, profile_name
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.worker.profiling import Profiling
 
@@ -51,6 +53,56 @@ def test_a_profile_has_what_is_computed_between_its_calls_and_changes_no_token(
         assert len(list((tmp_path / "traces").iterdir())) == 2
         with pytest.raises(InvalidRequest, match=r"profile_prefix is '\.\./a', must be"):
             llm.start_profile("../a")
+
+
+def test_threads_begin_compute_and_end_one_profile(tmp_path: Path) -> None:
+    """A profile of torch is that of one thread by default: another that ends it takes the process down."""
+    code = """
+import sys, threading
+from octavo import LLM, SamplingParams
+def in_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join()
+config = {"profiler": "torch", "torch_profiler_dir": sys.argv[1], "torch_profiler_use_gzip": False}
+with LLM(max_model_len=64, device="reference", profiler_config=config) as llm:
+    in_thread(llm.start_profile)
+    in_thread(llm.generate, "One", SamplingParams(max_tokens=2), False)
+    llm.stop_profile()
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    (trace,) = tmp_path.iterdir()
+    assert any("aten::" in name for name in events_of(trace))
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("limit", [0, 20_000])
+def test_a_disk_that_is_full_is_an_error_and_leaves_no_part_of_a_file(
+    tmp_path: Path, compressed: bool, limit: int
+) -> None:
+    config = options(tmp_path, torch_profiler_use_gzip=compressed)
+    profiling = Profiling(profiler_config(config), "rank0")
+    profiling.switch("a")
+    for _ in range(1000):
+        torch.ones(3).exp()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(ConfigError, match="the profile .*/a-rank0.* cannot be written; is there space for it"):
+            profiling.switch(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    profiling.switch("b")
+    profiling.switch(None)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "a/b", "\ud800", "a" * 41, "a\nb", 5, "\0"])
+def test_a_prefix_that_is_no_beginning_of_a_name_is_refused(prefix: Any) -> None:
+    with pytest.raises(InvalidRequest, match="profile_prefix is .*, must be"):
+        profile_name(prefix)
 
 
 def test_every_rank_has_a_trace_of_its_own(tmp_path: Path) -> None:
