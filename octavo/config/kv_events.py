@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from octavo.config.json_options import read_option
 from octavo.core.block_events import KvEventsConfig
@@ -12,7 +13,8 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs
 
-_SCHEMES = ("tcp://", "ipc://", "inproc://")
+_LAST_PORT: Final = 65535
+_ENDPOINT: Final = re.compile(r"tcp://.*:[0-9]{1,5}|(ipc|inproc)://.*")
 
 
 def check_kv_events(args: EngineArgs) -> None:
@@ -24,6 +26,7 @@ def check_kv_events(args: EngineArgs) -> None:
         raise ConfigError(
             "kv_events_config has no effect without enable_prefix_caching; enable it, or leave kv_events_config out"
         )
+    _check_ports(config, args.prefill + args.decode or args.data_parallel_size)
     if importlib.util.find_spec("zmq") is None:
         raise ConfigError("kv_events_config needs the extra zmq: pip install 'octavo[zmq]'")
 
@@ -41,6 +44,25 @@ def kv_events_config(given: dict[str, object]) -> KvEventsConfig | None:
     return config
 
 
+def _check_ports(config: KvEventsConfig, num_replicas: int) -> None:
+    """Raise ConfigError where a replica has no port, or that of another one: replica n adds n to the ports."""
+    places = {"endpoint": config.endpoint, "replay_endpoint": config.replay_endpoint or ""}
+    ports = {name: int(each.rpartition(":")[2]) for name, each in places.items() if each.startswith("tcp://")}
+    last = _LAST_PORT - num_replicas + 1
+    for name, port in ports.items():
+        if not 0 < port <= last:
+            raise ConfigError(
+                f"kv_events_config: {name} is {places[name]!r:.80}, whose port must be 1 to {last}: of replicas, of "
+                f"which there are {num_replicas}, each has the next one"
+            )
+    listens = all("*" in each or "::" in each for each in places.values())
+    if listens and len(ports) == 2 and abs(ports["endpoint"] - ports["replay_endpoint"]) < num_replicas:
+        raise ConfigError(
+            f"kv_events_config: the ports of endpoint and replay_endpoint are {ports['endpoint']} and "
+            f"{ports['replay_endpoint']}, must be at least {num_replicas} apart: of replicas, of which there are "
+            f"{num_replicas}, each has the next ones"
+        )
+
+
 def _is_endpoint(place: str) -> bool:
-    port = place.rpartition(":")[2]
-    return place.startswith(_SCHEMES) and (not place.startswith("tcp://") or (port.isdecimal() and len(port) < 6))
+    return _ENDPOINT.fullmatch(place) is not None

@@ -34,6 +34,10 @@ MOST_EVENTS: Final = 1024
 """Blocks that one batch is about."""
 KEPT_BYTES: Final = 64 << 20
 """Bytes of the batches that are kept for the replay socket, at most."""
+_MOST_RECEIVED_BYTES: Final = 1 << 10
+"""Bytes of a frame that subscribers may send: topics and numbers are shorter."""
+_PATIENCE_S: Final = 5.0
+"""How long a replay waits for a subscriber that does not read, before it is given up."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _MEDIUM: Final = "GPU"
 """vLLM's word for the memory of the device, whatever that is."""
@@ -84,11 +88,15 @@ class _Removed(NamedTuple):
     digest: bytes
 
 
+class _Lost(NamedTuple):
+    """Stands where events were lost: what was noted before it holds no more."""
+
+
 class KvPublisher:
     """A `BlockListener` that publishes what it notes. Blocks that are partly filled are left out, as in vLLM.
 
-    Memory is bounded: a queue that is full loses events, after which subscribers are told that nothing holds, and
-    ZeroMQ drops batches for a subscriber that reads too slowly, which it sees by their numbers.
+    Memory is bounded: a queue that is full loses all events in it, after which subscribers are told that nothing holds,
+    and ZeroMQ drops batches for a subscriber that reads too slowly, which it sees by their numbers.
     """
 
     def __init__(self, config: KvEventsConfig, limits: CacheLimits, replica: int = 0) -> None:
@@ -99,10 +107,11 @@ class KvPublisher:
         self._limits = limits
         self._replica = replica
         self._topic = config.topic.encode()
-        self._queue = Queue[_Stored | _Removed | None](config.max_queue_size)
-        self._has_lost = True  # who listened to a core before this one has to forget what it had
+        self._queue = Queue[_Stored | _Removed | _Lost | None](config.max_queue_size)
+        self._has_sent = False
         self._published: set[tuple[int, bytes]] = set()
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._buffer_steps = config.buffer_steps
+        self._kept: deque[tuple[bytes, bytes]] = deque()
         self._kept_bytes = 0
         self._lock = threading.Lock()
         self._number = 0
@@ -114,6 +123,8 @@ class KvPublisher:
             self._attach(self._out, config.endpoint, binds=_is_bound(config.endpoint))
             if config.replay_endpoint is not None:
                 replay = self._open(zmq.ROUTER, config.replay_endpoint)
+                # batches for one who reads slowly wait for it; without these they would be dropped, the end too
+                replay.router_mandatory, replay.sndtimeo = True, round(1000 * _PATIENCE_S)
                 self._attach(replay, config.replay_endpoint, binds=True)
         except BaseException:
             self._context.destroy(linger=0)
@@ -146,11 +157,17 @@ class KvPublisher:
         try:
             self._queue.put_nowait(event)
         except Full:
-            self._has_lost = True
+            # what waits is void, too: behind a removal that is lost, subscribers would take it for what is there
+            with self._queue.mutex:
+                self._queue.queue.clear()
+            self._queue.put_nowait(_Lost())
+            with suppress(Full):  # of a queue for one; nothing is published that this could be about
+                self._queue.put_nowait(event)
 
     def _open(self, kind: int, endpoint: str) -> Any:
         socket = self._context.socket(kind)
-        socket.linger = 0
+        socket.linger, socket.maxmsgsize = 0, _MOST_RECEIVED_BYTES
+        socket.ipv6 = "[" in endpoint
         return socket
 
     def _attach(self, socket: Any, endpoint: str, *, binds: bool) -> None:
@@ -177,45 +194,47 @@ class KvPublisher:
             self._send([each for each in events if each is not None])
         self._out.close()
 
-    def _send(self, events: list[_Stored | _Removed]) -> None:
-        has_lost, self._has_lost = self._has_lost, False
-        batch: list[Any] = []
-        if has_lost:
-            self._published.clear()
-            batch.append(AllBlocksCleared())
-        batch += self._messages(events)
-        if not events or not batch:
-            self._has_lost = has_lost
+    def _send(self, events: list[_Stored | _Removed | _Lost]) -> None:
+        if not (batch := list(self._messages(events))):
             return
-        if has_lost and self._number:
-            _log.warning("KV events came faster than they were published, and some are lost; raise max_queue_size")
         payload = msgspec.msgpack.encode([time.time(), batch, self._replica])
         number = self._number.to_bytes(8, "big")
         self._number += 1
         with self._lock:
-            if len(self._kept) == self._kept.maxlen:
-                self._kept_bytes -= len(self._kept[0][1])
             self._kept.append((number, payload))
             self._kept_bytes += len(payload)
-            while self._kept_bytes > KEPT_BYTES:
+            while len(self._kept) > self._buffer_steps or self._kept_bytes > KEPT_BYTES:
                 self._kept_bytes -= len(self._kept.popleft()[1])
         self._out.send_multipart((self._topic, number, payload))
 
-    def _messages(self, events: Iterable[_Stored | _Removed]) -> Iterator[BlockStored | BlockRemoved]:
+    def _messages(self, events: Iterable[_Stored | _Removed | _Lost]) -> Iterator[Any]:
         run: list[Any] = []
         for event in events:
-            if isinstance(event, _Removed):
-                if (event.group, event.digest) not in self._published:
-                    continue  # it was partly filled, or its event was lost
-                self._published.remove((event.group, event.digest))
-            else:
-                self._published.add((event.group, event.content.digest))
+            if not self._notes(event):
+                continue
             if run and not _follows(run[-1], event):
                 yield self._message(run)
                 run = []
-            run.append(event)
+            if isinstance(event, _Lost) or not self._has_sent:
+                self._has_sent = True  # who listened to a core before this one has to forget what it had
+                yield AllBlocksCleared()
+            if not isinstance(event, _Lost):
+                run.append(event)
         if run:
             yield self._message(run)
+
+    def _notes(self, event: _Stored | _Removed | _Lost) -> bool:
+        """Note what subscribers know from an event on; return whether it is news to them."""
+        if isinstance(event, _Lost):
+            _log.warning("KV events came faster than they were published, and some are lost; raise max_queue_size")
+            self._published.clear()
+        elif isinstance(event, _Stored):
+            self._published.add((event.group, event.content.digest))
+        elif (event.group, event.digest) in self._published:
+            self._published.remove((event.group, event.digest))
+        else:
+            return False  # it was partly filled, or its event was lost
+        return True
 
     def _message(self, run: list[Any]) -> BlockStored | BlockRemoved:
         group = run[0].group
@@ -238,8 +257,7 @@ class KvPublisher:
         )
 
     def _replay(self, socket: Any) -> None:
-        zmq = self._zmq
-        with suppress(zmq.ContextTerminated):
+        with suppress(self._zmq.ContextTerminated):
             while True:
                 frames = socket.recv_multipart()
                 # the frame of a number that no sender needs more than 8 bytes for
@@ -248,13 +266,16 @@ class KvPublisher:
                         "a replay request has %d frames, expected an id, an empty one and a number", len(frames)
                     )
                     continue
-                sender, _, start = frames
+                sender, first = frames[0], int.from_bytes(frames[2], "big")
                 with self._lock:
-                    kept = list(self._kept)
-                for number, payload in kept:
-                    if int.from_bytes(number, "big") >= int.from_bytes(start, "big"):
+                    kept = [each for each in self._kept if int.from_bytes(each[0], "big") >= first]
+                try:
+                    for number, payload in (*kept, (_END, b"")):
                         socket.send_multipart((sender, b"", number, payload))
-                socket.send_multipart((sender, b"", _END, b""))
+                except self._zmq.ContextTerminated:
+                    raise
+                except self._zmq.ZMQError as error:
+                    _log.warning("a replay of KV events ends early, for one who has gone or reads nothing: %s", error)
         socket.close()
 
 
@@ -274,11 +295,11 @@ def _is_bound(endpoint: str) -> bool:
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
-def _follows(before: _Stored | _Removed, event: _Stored | _Removed) -> bool:
+def _follows(before: Any, event: Any) -> bool:
     """Return whether an event is about the same as the one before it: the next block, or another removal."""
-    if before.group != event.group or type(before) is not type(event):
+    if type(before) is not type(event) or before.group != event.group:
         return False
-    return isinstance(before, _Removed) or event.content.parent == before.content.digest  # type: ignore[union-attr]
+    return isinstance(before, _Removed) or bool(event.content.parent == before.content.digest)
 
 
 def _hash(digest: bytes) -> int:

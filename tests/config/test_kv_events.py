@@ -40,6 +40,26 @@ def test_wrong_fields_are_named(given: dict[str, Any], message: str) -> None:
         kv_events_config(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "num_replicas", "message"),
+    [
+        ({"endpoint": "tcp://*:0"}, 1, "endpoint is 'tcp://\\*:0', whose port must be 1 to 65535"),
+        ({"endpoint": "tcp://*:65536"}, 1, "endpoint is 'tcp://\\*:65536', whose port must be 1 to 65535"),
+        ({"replay_endpoint": "tcp://*:65535"}, 2, "replay_endpoint is .* must be 1 to 65534: of replicas"),
+        ({"replay_endpoint": "tcp://*:5557"}, 1, "are 5557 and 5557, must be at least 1 apart"),
+        ({"replay_endpoint": "tcp://*:5558"}, 2, "are 5557 and 5558, must be at least 2 apart"),
+    ],
+)
+def test_each_replica_needs_ports_of_its_own(given: dict[str, Any], num_replicas: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_kv_events(EngineArgs(kv_events_config={**ON, **given}, data_parallel_size=num_replicas))
+
+
+def test_ports_of_others_may_be_the_same() -> None:
+    given = {**ON, "endpoint": "tcp://router:5557", "replay_endpoint": "tcp://*:5557"}
+    check_kv_events(EngineArgs(kv_events_config=given))
+
+
 def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no effect without enable_prefix_caching"):
         check_kv_events(EngineArgs(kv_events_config=ON, enable_prefix_caching=False))

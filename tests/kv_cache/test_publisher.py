@@ -173,7 +173,11 @@ def test_memory_is_bounded_and_lost_events_are_told(
         publisher.stored(0, 1, content)
     publisher.removed(0, first.digest)
     assert publisher._queue.qsize() <= 4
-    assert CLEARED in subscriber.events(2)
+    while CLEARED not in subscriber.events(1):
+        pass
+    time.sleep(0.7)  # what is left of them has been gathered
+    while subscriber.socket.poll(0):
+        subscriber.receive()
     assert "raise max_queue_size" in caplog.text
     for content in many[:3]:
         publisher.stored(0, 1, content)
@@ -182,6 +186,104 @@ def test_memory_is_bounded_and_lost_events_are_told(
     subscriber.close()
     publisher.close()
     publisher.close()
+
+
+def test_no_batches_are_kept_where_none_are_asked_for(tmp_path: Path) -> None:
+    place = f"ipc://{tmp_path}"
+    config = KvEventsConfig(endpoint=f"{place}/e", replay_endpoint=f"{place}/r", buffer_steps=0, max_queue_size=1)
+    publisher = KvPublisher(config, LIMITS)
+    subscriber = Subscriber(config.endpoint)
+    time.sleep(0.3)
+    for number in range(2):
+        publisher.stored(0, 1, chain(1, first=1 + number)[0])
+        assert subscriber.receive()[1] == number
+    assert replayed(f"{place}/r", 0) == []
+    subscriber.close()
+    publisher.close()
+
+
+def test_what_waits_when_an_event_is_lost_is_not_published_behind_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal is lost of a block whose event waits: a subscriber that is told of it then would have it for ever."""
+    config = KvEventsConfig(endpoint=f"ipc://{tmp_path}/e", max_queue_size=2)
+    monkeypatch.setattr("octavo.kv_cache.publisher.BATCH_S", 0.5)
+    publisher = KvPublisher(config, LIMITS)
+    subscriber = Subscriber(config.endpoint)
+    time.sleep(0.3)
+    first, *lost = chain(3)
+    publisher.stored(0, 0, first)
+    while publisher._queue.qsize():
+        time.sleep(0.001)  # it is in the batch that is gathered
+    monkeypatch.setattr("octavo.kv_cache.publisher.MOST_EVENTS", 1)
+    for content in lost:
+        publisher.stored(0, 1, content)
+    publisher.removed(0, lost[1].digest)
+    publisher.removed(0, lost[0].digest)
+    last = chain(1, first=100)[0]
+    publisher.stored(0, 1, last)
+    found = subscriber.events(4)
+    assert [each["type"] for each in found] == ["AllBlocksCleared", "BlockStored", "AllBlocksCleared", "BlockStored"]
+    assert found[3]["block_hashes"] == [hashed(last.digest)]
+    subscriber.close()
+    publisher.close()
+
+
+def test_a_replay_waits_for_a_subscriber_that_reads_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.kv_cache.publisher.BATCH_S", 0)
+    monkeypatch.setattr("octavo.kv_cache.publisher.MOST_EVENTS", 1)
+    config = KvEventsConfig(endpoint=f"ipc://{tmp_path}/e", replay_endpoint=f"ipc://{tmp_path}/r")
+    publisher = KvPublisher(config, LIMITS)
+    count, content = 6000, chain(1)[0]
+    for _ in range(count):
+        publisher.stored(0, 1, content)
+    while publisher._queue.qsize():
+        time.sleep(0.01)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo, dealer.rcvhwm = 0, 20_000, 10
+        dealer.connect(config.replay_endpoint)
+        dealer.send_multipart((b"", bytes(8)))
+        time.sleep(0.5)
+        numbers = [int.from_bytes(dealer.recv_multipart()[1], "big", signed=True) for _ in range(count + 1)]
+    assert numbers == [*range(count), -1]
+    publisher.close()
+
+
+def test_a_replay_gives_up_a_subscriber_that_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("octavo.kv_cache.publisher.BATCH_S", 0)
+    monkeypatch.setattr("octavo.kv_cache.publisher.MOST_EVENTS", 1)
+    monkeypatch.setattr("octavo.kv_cache.publisher._PATIENCE_S", 0.1)
+    config = KvEventsConfig(endpoint=f"ipc://{tmp_path}/e", replay_endpoint=f"ipc://{tmp_path}/r", buffer_steps=6000)
+    publisher = KvPublisher(config, LIMITS)
+    for _ in range(6000):
+        publisher.stored(0, 1, chain(1)[0])
+    while publisher._queue.qsize():
+        time.sleep(0.01)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvhwm = 0, 1
+        dealer.connect(config.replay_endpoint)
+        dealer.send_multipart((b"", bytes(8)))
+        deadline = time.monotonic() + 20
+        while "ends early" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert replayed(config.replay_endpoint or "", 9000) == []
+    publisher.close()
+
+
+def test_what_subscribers_send_is_bounded(
+    place: tuple[KvPublisher, Subscriber], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{tmp_path}/r")
+        dealer.send_multipart((b"", bytes(1 << 24)))  # ends the connection, and another one begins
+        while not dealer.poll(100):
+            dealer.send_multipart((b"", bytes(8)))
+        assert dealer.recv_multipart()[1] == b"\xff" * 8
+    assert "a replay request has" not in caplog.text  # it is not received
 
 
 def test_each_replica_has_an_endpoint_of_its_own() -> None:
