@@ -75,7 +75,11 @@ class ServerArgs(Arguments, heading="Server"):
     )
     header_timeout_s: float = arg(10.0, "Seconds in which the headers of a request must arrive.", gt=0, le=3600)
     body_timeout_s: float = arg(
-        60.0, "Seconds in which the body of a request must arrive, after its headers.", gt=0, le=86400
+        60.0,
+        "Seconds in which the body of a request must arrive, after its headers; on /v1/realtime, in which more of an "
+        "utterance, or its commit, must arrive.",
+        gt=0,
+        le=86400,
     )
     sse_keep_alive_interval: float = arg(
         15.0,

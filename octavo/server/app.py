@@ -30,6 +30,7 @@ from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, chec
 from octavo.server.rate_limits import Meter
 from octavo.server.shared_bytes import FeatureLimits
 from octavo.server.tracing import open_tracer
+from octavo.server.websocket import not_by_this_server
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -188,9 +189,13 @@ class App:
 
 
 async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close a WebSocket; report the start and the end of the application, at which nothing is done."""
+    """Refuse a WebSocket of another HTTP server; report the start and the end of the application, at which nothing is
+    done."""
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close"})
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close"})
+        else:
+            await not_by_this_server().response()(scope, receive, send)
         return
     message: Message = {"type": ""}
     while message["type"] != "lifespan.shutdown":

@@ -110,6 +110,7 @@ class Utterance:
         self._boundary = os.urandom(16).hex()
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._num_bytes = 0
+        self._is_whole = False
         self._status, self._body = 0, b""
         self._has_left = False
         self._reason: ApiError | None = None
@@ -130,6 +131,7 @@ class Utterance:
 
     def commit(self) -> None:
         """End the sound."""
+        self._is_whole = True
         self._put(_form_tail(self._boundary), more_body=False)
 
     def leave(self, reason: ApiError | None = None) -> None:
@@ -145,7 +147,13 @@ class Utterance:
         self._messages.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
 
     async def _receive(self) -> Message:
-        message = await self._messages.get()
+        timeout_s = self._request.app.context.args.body_timeout_s
+        try:
+            async with asyncio.timeout(None if self._is_whole else timeout_s):
+                message = await self._messages.get()
+        except TimeoutError as error:
+            text = f"nothing was appended to an utterance for {timeout_s:g} s (--body-timeout-s); commit it in time"
+            raise ApiError(408, text, code="request_timeout") from error
         if message["type"] == "http.disconnect":
             self._messages.put_nowait(message)  # whoever asks after it gets it, too
         return message

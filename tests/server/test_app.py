@@ -99,7 +99,7 @@ def test_no_bytes_make_the_server_fail(server: Served, body: bytes, path: str) -
 
 
 def test_the_application_works_below_a_path_of_another_one() -> None:
-    async def run(path: str) -> int:
+    async def run(path: str, *headers: tuple[bytes, bytes]) -> int:
         app = Starlette(routes=[Mount("/llm", build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()))])
         scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path, "root_path": ""}
         statuses: list[int] = []
@@ -109,15 +109,20 @@ def test_the_application_works_below_a_path_of_another_one() -> None:
 
         async def send(message: Any) -> None:
             statuses.append(message.get("status", 0))
+            bodies.append(message.get("body", b""))
 
-        await app({**scope, "query_string": b"", "headers": [(b"host", b"localhost")]}, receive, send)
+        await app({**scope, "query_string": b"", "headers": [(b"host", b"localhost"), *headers]}, receive, send)
         return statuses[0]
 
+    bodies: list[bytes] = []
+
     assert [asyncio.run(run(path)) for path in ("/llm/v1/models", "/llm/v1/none", "/v1/models")] == [200, 404, 404]
+    assert asyncio.run(run("/llm/v1/realtime", (b"upgrade", b"websocket"))) == 426
+    assert b"octavo's own server" in bodies[-1]
 
 
 def test_the_application_answers_its_server_about_its_start_and_end_and_closes_web_sockets() -> None:
-    async def run(kind: str, messages: list[str]) -> list[str]:
+    async def run(kind: str, messages: list[str], *extensions: str) -> list[str]:
         sent: list[str] = []
 
         async def receive() -> dict[str, Any]:
@@ -125,13 +130,19 @@ def test_the_application_answers_its_server_about_its_start_and_end_and_closes_w
 
         async def send(message: Any) -> None:
             sent.append(message["type"])
+            bodies.append(message.get("body", b""))
 
-        await build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs())({"type": kind}, receive, send)
+        scope = {"type": kind, "extensions": {each: {} for each in extensions}}
+        await build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs())(scope, receive, send)
         return sent
 
+    bodies: list[bytes] = []
     ends = ["lifespan.startup", "lifespan.shutdown"]
     assert asyncio.run(run("lifespan", list(ends))) == [f"{each}.complete" for each in ends]
     assert asyncio.run(run("websocket", [])) == ["websocket.close"]
+    denial = "websocket.http.response"
+    assert asyncio.run(run("websocket", [], denial)) == [f"{denial}.start", f"{denial}.body"]
+    assert b"octavo's own server" in bodies[-1]
 
 
 Start = Callable[..., Served]

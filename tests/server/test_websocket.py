@@ -1,65 +1,27 @@
-"""Frames of WebSockets, and what a client may do with them over a real connection."""
+"""WebSockets: what a client may do with them over a real connection."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from websockets.protocol import State
 
 from octavo.server.http_protocol import HttpProtocol
-from octavo.server.websocket import (
-    MOST_MESSAGE_BYTES,
-    NOT_UNDERSTOOD,
-    TOO_LARGE,
-    Frame,
-    WebSocket,
-    WebSocketError,
-    frame_of,
-    masked,
-    take_frame,
-)
+from octavo.server.websocket import MOST_MESSAGE_BYTES, TOO_LARGE, WebSocket
+from octavo.server.websocket_protocol import RaisingProtocol
 from tests.server.conftest import Served
 from tests.server.raw import ask, eventually
-from tests.server.websocket_client import HANDSHAKE, WebSocketClient
+from tests.server.websocket_client import HANDSHAKE, WebSocketClient, of_client
 
-TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
-
-
-def of_client(kind: int, data: bytes, mask: bytes = b"\x01\x02\x03\xff") -> bytes:
-    """The frame of a server with a mask."""
-    whole = bytearray(frame_of(kind, data))
-    start = len(whole) - len(data)
-    whole[1] |= 0x80
-    return bytes(whole[:start]) + mask + masked(data, mask)
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 125, 126, 255, 256, 257, 259, 65_535, 65_536])
-def test_frames_of_every_size_are_read(size: int) -> None:
-    data = bytes(number % 251 for number in range(size))
-    buffer = bytearray(of_client(BINARY, data) + b"next")
-    assert take_frame(buffer, size) == Frame(BINARY, True, data)
-    assert buffer == b"next"
-
-
-@pytest.mark.parametrize("size", [5, 255, 256, 259])
-def test_a_mask_changes_each_byte(size: int) -> None:
-    data, mask = bytes(number % 251 for number in range(size)), b"\x37\xfa\x21\x3d"
-    assert masked(data, mask) == bytes(byte ^ mask[place % 4] for place, byte in enumerate(data))
-    example = bytearray(b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58")  # of RFC 6455
-    assert take_frame(example, 5) == Frame(TEXT, True, b"Hello")
-
-
-def test_a_frame_is_read_once_its_last_byte_is_there() -> None:
-    whole, buffer = of_client(TEXT, b"a" * 300), bytearray()
-    for byte in whole[:-1]:
-        buffer.append(byte)
-        assert take_frame(buffer, 300) is None
-    buffer.append(whole[-1])
-    assert take_frame(buffer, 300) == Frame(TEXT, True, b"a" * 300)
+TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
+NOT_UNDERSTOOD = 1002
 
 
 WRONG = {
@@ -67,21 +29,8 @@ WRONG = {
     "an unknown kind": b"\x83\x80\0\0\0\0",
     "without a mask": b"\x81\x02hi",
     "a control frame in parts": b"\x09\x80\0\0\0\0",
-    "a long control frame": b"\x89\xfe\x00\x7e",
+    "a long control frame": b"\x89\xfe\x00\x7e" + bytes(4 + 126),
 }
-
-
-@pytest.mark.parametrize("sent", WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_frame_is_an_error(sent: bytes) -> None:
-    with pytest.raises(WebSocketError) as error:
-        take_frame(bytearray(sent), 1000)
-    assert error.value.code == NOT_UNDERSTOOD
-
-
-def test_a_frame_that_is_too_long_is_refused_at_its_head() -> None:
-    with pytest.raises(WebSocketError) as error:
-        take_frame(bytearray(of_client(TEXT, bytes(1001))[:4]), 1000)
-    assert error.value.code == TOO_LARGE
 
 
 @pytest.mark.parametrize("sent", WRONG.values(), ids=WRONG.keys())
@@ -107,7 +56,7 @@ def test_messages_come_in_parts_with_pings_between_them(server: Served) -> None:
         assert (client.next() or {})["code"] == "unknown_event"
         client.send_frame(TEXT, b"{", last=False)
         client.send_frame(TEXT, whole)
-        assert "parts of two messages" in (client.next() or {})["error"]
+        assert "continuation frame" in (client.next() or {})["error"]
 
 
 def test_parts_together_have_the_limit_of_a_message(server: Served) -> None:
@@ -121,6 +70,39 @@ def test_parts_together_have_the_limit_of_a_message(server: Served) -> None:
         assert (error["code"], "1,048,576 bytes" in error["error"]) == ("message_too_large", True)
         assert client.next() is None
         assert client.closed_with == TOO_LARGE
+
+
+def test_a_message_that_is_not_finished_is_no_obstacle_to_an_end(server: Served) -> None:
+    with WebSocketClient(server.url) as client:
+        client.next()
+        client.send_frame(TEXT, b"{", last=False)
+        client.send_frame(CLOSE, (1000).to_bytes(2, "big"))
+        assert (client.next() or {})["code"] == "invalid_websocket"
+        assert client.next() is None
+        assert client.file.read() == b""
+    eventually(lambda: not server.http._connections._open)
+
+
+def test_messages_before_an_error_are_answered(server: Served) -> None:
+    wrong = of_client(TEXT, b'{"type": "wrong"}')
+    with WebSocketClient(server.url) as client:
+        client.next()
+        client.socket.sendall(wrong * 3 + b"\x83\x80\0\0\0\0" + wrong)
+        codes = [(client.next() or {})["code"] for _ in range(4)]
+        assert codes == ["unknown_event"] * 3 + ["invalid_websocket"]
+        assert client.next() is None
+
+
+def test_a_server_starts_without_the_package_of_websockets() -> None:
+    code = (
+        "import sys, octavo.server.serving, octavo.server.app, octavo.server.http_protocol, uvicorn\n"
+        "uvicorn.Config(None, http='httptools', ws='none', lifespan='off', log_config=None).load()\n"
+        "assert 'websockets' not in sys.modules\n"
+        "import octavo.server.websocket_protocol\n"
+        "assert 'websockets' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_close_is_answered_and_the_connection_counts_no_more(server: Served) -> None:
@@ -140,7 +122,8 @@ def test_others_get_their_turn_between_frames_without_data() -> None:
     transport = SimpleNamespace(set_protocol=lambda protocol: None, write=lambda data: None)
 
     async def num_turns() -> int:
-        web = WebSocket(cast(HttpProtocol, SimpleNamespace(flow=flow, transport=transport, websocket=None)))
+        http = SimpleNamespace(flow=flow, transport=transport, websocket=None)
+        web = WebSocket(cast(HttpProtocol, http), RaisingProtocol(state=State.OPEN))
         web.data_received(of_client(PONG, b"") * 6400 + of_client(PING, b"") * 6400 + of_client(TEXT, b"{}"))
         receiving = asyncio.create_task(web.receive())
         count = 0

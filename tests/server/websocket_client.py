@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import ssl
 from base64 import b64encode
 from typing import Any
 from urllib.parse import urlsplit
 
-from octavo.server.websocket import masked
+from websockets.frames import Frame, Opcode
 
 HANDSHAKE = {
     "Connection": "Upgrade",
@@ -18,6 +17,11 @@ HANDSHAKE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": b64encode(bytes(16)).decode(),
 }
+
+
+def of_client(kind: int, data: bytes, *, last: bool = True) -> bytes:
+    """A frame as clients send it."""
+    return Frame(Opcode(kind), data, last).serialize(mask=True)
 
 
 class WebSocketClient:
@@ -46,12 +50,7 @@ class WebSocketClient:
         self.socket.close()
 
     def send_frame(self, kind: int, data: bytes, *, last: bool = True) -> None:
-        size, mask = len(data), os.urandom(4)
-        if size < 126:
-            length = bytes([size | 128])
-        else:
-            length = b"\xfe" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xff" + size.to_bytes(8, "big")
-        self.socket.sendall(bytes([kind | last << 7]) + length + mask + masked(data, mask))
+        self.socket.sendall(of_client(kind, data, last=last))
 
     def send(self, event: Any) -> None:
         self.send_frame(1, event if isinstance(event, bytes) else json.dumps(event).encode())

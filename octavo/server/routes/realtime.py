@@ -32,7 +32,15 @@ from octavo.server.schema.realtime import (
 )
 from octavo.server.sending import Repeated
 from octavo.server.utterance import Turn, Utterance
-from octavo.server.websocket import GOING_AWAY, TOO_LARGE, Upgrade, WebSocket, WebSocketError, upgrade_required
+from octavo.server.websocket import (
+    GOING_AWAY,
+    TOO_LARGE,
+    Upgrade,
+    WebSocket,
+    WebSocketError,
+    not_by_this_server,
+    upgrade_required,
+)
 
 MOST_UTTERANCES: Final = 4
 """Utterances of a session that are appended to or written down at once."""
@@ -45,15 +53,15 @@ async def realtime(context: ServerContext, request: Request) -> ASGIApp:
     """Open a WebSocket on which sounds are written down while they come, as in the realtime APIs of vLLM and OpenAI."""
     upgrade: Upgrade | None = request.scope.get("extensions", {}).get(Upgrade.NAME)
     if upgrade is None:
-        raise upgrade_required()
+        asked = request.headers.get("upgrade", "").lower() == "websocket"
+        raise not_by_this_server() if asked else upgrade_required()
     if context.open_requests.is_closing:
         raise shutting_down()
+    await upgrade.load()
 
     async def converse(scope: Scope, receive: Receive, send: Send) -> None:
-        offered = request.headers.get("sec-websocket-protocol", "").split(",")
-        subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in (each.strip() for each in offered) else None
         state = scope["state"]
-        socket = upgrade.accept(state["fields"], state["request_id"], subprotocol)
+        socket = upgrade.accept(state["request_id"], _SUBPROTOCOL)
         state["status"] = 101
         session = _Session(context, request, socket)
         async with Repeated(socket.ping, context.open_requests.keep_alive_s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import ssl
+import time
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -164,7 +165,6 @@ def test_a_client_of_openai_gets_its_events(hearing: Served) -> None:
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager")  # which the client of OpenAI does not
 def test_the_client_of_openai_connects(hearing: Served) -> None:
-    pytest.importorskip("websockets", reason="the client of OpenAI needs websockets for this: pip install websockets")
     client = openai.OpenAI(base_url=f"{hearing.url}/v1", api_key="none", max_retries=0)
     with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
         session: Any = {"type": "transcription", "audio": {"input": {"transcription": {"model": "letters"}}}}
@@ -302,6 +302,23 @@ def test_a_sound_has_the_limit_of_a_body(start_server: Start, hearing: Served) -
         assert client.until("transcription.done")[-1]["text"]
 
 
+def test_an_utterance_that_is_left_alone_ends(start_server: Start, hearing: Served) -> None:
+    server = hears(start_server(body_timeout_s=0.5), hearing)
+    server.llm.token_interval_s = 0.05
+    with opened(server) as client:
+        client.append(pcm(0.1))
+        error = client.next() or {}
+        assert (error["code"], "--body-timeout-s" in error["error"]) == ("request_timeout", True)
+        eventually(lambda: len(server.http._state.tasks) == 1)
+        client.append(pcm(0.1))
+        client.commit()
+        begin = time.monotonic()
+        client.append(pcm(0.1))
+        client.commit()
+        assert client.until("transcription.done")[-1]["text"]
+        assert time.monotonic() - begin > 0.5  # of the model there is more time
+
+
 def test_sounds_of_all_sessions_share_the_memory_of_bodies(start_server: Start, hearing: Served) -> None:
     server = hears(start_server(max_body_size=170_000, max_bodies_size=170_000), hearing)
     with opened(server) as first, opened(server) as second:
@@ -351,7 +368,7 @@ def test_keys_are_needed_and_their_limits_count(start_server: Start, hearing: Se
         assert (error["code"], "requests_per_minute" in error["error"]) == ("rate_limit_exceeded", True)
     page = opened(server, Sec_WebSocket_Protocol="realtime, openai-insecure-api-key.two-secret")
     with page, opened(server, x_api_key="two-secret") as other:
-        assert "sec-websocket-protocol: realtime" in page.head
+        assert "sec-websocket-protocol: realtime\r\n" in page.head.lower()
         page.append(pcm(0.1))
         eventually(lambda: server.http._app.keys._meters["two"]._num_open)
         other.append(pcm(0.1))
