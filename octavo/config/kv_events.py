@@ -35,6 +35,11 @@ def kv_events_config(given: dict[str, object]) -> KvEventsConfig | None:
     """Return where events are published; None for nowhere. Raises ConfigError with the field, its value and what it
     may be."""
     config = read_option("kv_events_config", given, KvEventsConfig)
+    if given and config.publisher != "null" and "enable_kv_cache_events" not in given:
+        raise ConfigError(
+            f"kv_events_config has {', '.join(given)}, but nothing is published without enable_kv_cache_events; set it "
+            "to true, or to false to publish nothing"
+        )
     if not config.is_on:
         return None
     for name in ("endpoint", "replay_endpoint"):

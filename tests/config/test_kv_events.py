@@ -16,7 +16,8 @@ ON = {"enable_kv_cache_events": True}
 
 
 def test_nothing_is_published_unless_it_is_asked_for() -> None:
-    for given in ({}, {"endpoint": "tcp://*:5557"}, {**ON, "publisher": "null"}):
+    off = {"enable_kv_cache_events": False, "endpoint": "tcp://*:5557"}
+    for given in ({}, off, {"publisher": "null"}, {**ON, "publisher": "null"}):
         assert kv_events_config(given) is None
     assert kv_events_config({**ON, "topic": "kv@a"}) == KvEventsConfig(enable_kv_cache_events=True, topic="kv@a")
 
@@ -27,6 +28,10 @@ def test_nothing_is_published_unless_it_is_asked_for() -> None:
         (
             {"enabled": True},
             "kv_events_config has the unknown field 'enabled', expected some of enable_kv_cache_events",
+        ),
+        (
+            {"endpoint": "tcp://*:5557"},
+            "has endpoint, but nothing is published without enable_kv_cache_events; set it to",
         ),
         ({**ON, "hwm": 0}, "kv_events_config: hwm is 0, expected `int` >= 1"),
         ({**ON, "publisher": "nats"}, "kv_events_config: publisher is 'nats', invalid enum value"),
