@@ -8,7 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.core.model_shape import CacheGroup, Encoded, Indexed, Kept, KeysAndValues, State
+from octavo.core.model_shape import (
+    CacheGroup,
+    Encoded,
+    Indexed,
+    IndexedLatent,
+    Kept,
+    KeysAndValues,
+    Latent,
+    Spaced,
+    State,
+)
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 
@@ -29,11 +39,14 @@ def held_heads(keeps: Kept, mesh: Mesh) -> range:
     Latents are one head, which all ranks have, and so are spaced vectors. A state is one head for each rank, and so are
     keys that are chosen: only ranks with the same share of the layer have the same one.
     """
-    if isinstance(keeps, KeysAndValues | Encoded):
-        first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)
-        return range(first, first + count)
-    rank = mesh.tensor.rank if isinstance(keeps, State | Indexed) else 0
-    return range(rank, rank + 1)
+    match keeps:
+        case KeysAndValues() | Encoded():
+            first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)
+            return range(first, first + count)
+        case State() | Indexed():
+            return range(mesh.tensor.rank, mesh.tensor.rank + 1)
+        case Latent() | IndexedLatent() | Spaced():
+            return range(1)
 
 
 class BlockIO:
