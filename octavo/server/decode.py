@@ -84,6 +84,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`?\Z", re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONE = re.compile("[\ud800-\udfff]")
 _LONGEST_QUOTE = 200
+_MOST_LISTED = 8
+"""Fields of an object within a body that are listed where another one is given."""
 _MOST_CONTAINERS = 1 << 19
 _MOST_ITEMS = 8 << 20
 _MISSING = re.compile(r"Object missing required field `(.*)`")
@@ -243,7 +245,10 @@ def _misfit(message: str, kind: type[msgspec.Struct], prefix: str = "") -> Inval
     if unknown := _UNKNOWN.match(what):
         known = [name for struct in structs for name in struct.cls.__struct_encode_fields__]
         refused = {name for struct in structs for name in refused_fields(struct.cls)}
-        near = suggestion(unknown[1], [name for name in known if name not in refused])
+        taken = [name for name in dict.fromkeys(known) if name not in refused]
+        near = suggestion(unknown[1], taken)
+        if path and not near and len(taken) <= _MOST_LISTED:
+            near = f"; {path} has {', '.join(taken)}"
         field = f"{path}.{unknown[1]}".removeprefix(".")
         return InvalidRequest(f"{field} is not a known field{near}", field=field, code="unknown_parameter")
     if missing := _MISSING.fullmatch(what):

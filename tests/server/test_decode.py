@@ -41,6 +41,11 @@ def test_malformed_json_is_told_with_its_place(body: bytes, words: str) -> None:
     [
         (b'{"message": []}', "message", "message is not a known field; did you mean messages?"),
         (b'{"messages": [{"rol": 1}]}', "messages[0].rol", "did you mean role?"),
+        (
+            b'{"tools": [{"type": "function", "name": "f"}], "messages": []}',
+            "tools[0].name",
+            "tools[0].name is not a known field; tools[0] has type, function, custom, cache_control",
+        ),
         (b"{}", "messages", "messages is missing"),
         (
             b'{"messages": [{"role": "x"}]}',
