@@ -39,7 +39,10 @@ _QUANTIZATION_CONFIGS: Final = ("quantize_config.json", "quant_config.json")
 _SEEN_TOKENS: Final = ("index_topk", "attention_chunk_size")
 _CHOOSING: Final = ("axk2", "deepseek_v32", "glm_moe_dsa")
 """By `model_type`, the families that choose `index_topk` tokens of longer contexts here."""
-_ALWAYS_CHOOSING: Final = ("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4", "hy_v4_vl", "hy_v4_vl_text")
+_ALWAYS_CHOOSING: Final = (
+    *("deepseek_v4", "glm5_next", "glm5_next_text", "hy_v4", "hy_v4_vl", "hy_v4_vl_text"),
+    *("mistral_large4", "mistral_large4_text"),
+)
 """Families whose layers for it are the same at any length: they choose tokens, windows of them, or compressed ones."""
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""

@@ -24,7 +24,8 @@ READ_IMAGES: Final = frozenset(
         *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Ernie4_5_VLMoe", "Exaone4_5_", "Gemma3"),
         *("Gemma3n", "Gemma4", "Gemma4Unified"),
         *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
-        *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
+        *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3"),
+        *("MistralLarge4", "Ovis2"),
         *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
         *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
         *(

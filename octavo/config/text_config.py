@@ -145,7 +145,10 @@ _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_sp
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Types of models whose whole config alone says whether they are: the default of the text model's config is wrong."""
 _STRETCHED: Final = frozenset(
-    {"apertus", "apertus1p5", "apertus1p5_text", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"}
+    {
+        *("apertus", "apertus1p5", "apertus1p5_text", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"),
+        *("mistral_large4", "mistral_large4_text"),
+    }
 )
 """Types of models whose rotations are not plain by default; every published config states them."""
 

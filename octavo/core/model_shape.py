@@ -53,7 +53,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True):
 
 class IndexedLatent(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps a latent per token as `Latent` does, and a key of `index_size` elements by which queries choose to
-    which `num_seen` tokens they attend; 0 elements where an earlier layer chooses.
+    which `num_seen` tokens they attend; 0 elements where an earlier layer chooses. A latent of 0 elements is none: the
+    layer reads those of an earlier one.
 
     It is the same on all ranks that share a layer.
     """
@@ -69,8 +70,8 @@ class IndexedLatent(msgspec.Struct, frozen=True, tag=True):
         return self.size + self.index_size
 
     def render(self) -> str:
-        key = f" and a key of {self.index_size}" if self.index_size else ""
-        return f"a latent of {self.size}{key} per token"
+        sizes = {"a latent of": self.size, "a key of": self.index_size}
+        return " and ".join(f"{what} {size}" for what, size in sizes.items() if size) + " per token"
 
 
 class Spaced(msgspec.Struct, frozen=True, tag=True):

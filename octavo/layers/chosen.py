@@ -16,15 +16,12 @@ from octavo.ops.chosen_tokens import SmallHeads
 _CHOSEN: Final = "chosen tokens"
 
 
-class ChosenAttention(CachedLayer):
-    """Stores latents and, where this layer chooses, the small keys of the choice; attends to the chosen tokens.
+class TokenChoice(CachedLayer):
+    """Stores the small keys of a choice of `count` tokens."""
 
-    scale: the factor of scores. count: tokens that a query attends to.
-    """
-
-    def __init__(self, scale: float, count: int) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.scale, self.count = scale, count
+        self.count = count
 
     def choose(self, small: SmallHeads, batch: ModelInput) -> None:
         """Choose tokens for this layer and those behind it that choose none, up to the next that does."""
@@ -35,8 +32,20 @@ class ChosenAttention(CachedLayer):
         """Attend to `chosen` tokens, int32 [tokens, count] as of `attend_chosen`, here and in those layers."""
         batch.attention[0].derived[_CHOSEN] = chosen
 
+
+class ChosenAttention(TokenChoice):
+    """Stores latents and, where this layer chooses, the small keys of the choice; attends to the chosen tokens.
+
+    scale: the factor of scores. count: tokens that a query attends to.
+    """
+
+    def __init__(self, scale: float, count: int) -> None:
+        super().__init__(count)
+        self.scale = scale
+
     def forward(self, q: Parts, latents: Parts, batch: ModelInput) -> Tensor:
-        """q [tokens, heads, latent] and [tokens, heads, turned], latents [tokens, latent] and [tokens, turned].
+        """q [tokens, heads, latent] and [tokens, heads, turned], latents [tokens, latent] and [tokens, turned], or
+        none where the layer reads those of another.
 
         Returns weighted sums of latents, [tokens, heads, latent].
         """

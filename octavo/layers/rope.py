@@ -200,10 +200,21 @@ class Rope:
         frequencies = 1.0 / (self.theta**exponents)
         return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta, max_model_len)
 
-    def table(self, ops: Ops, num_positions: int, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
-        """Return float32 [num_positions, dim], the table of the operator `rotary`."""
+    def table(
+        self,
+        ops: Ops,
+        num_positions: int,
+        max_model_len: int = 1,
+        device: torch.device | str = "cpu",
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Return float32 [num_positions, dim], the table of the operator `rotary`.
+
+        factors: float32 [dim / 2], what frequencies are multiplied with; None for nothing.
+        """
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        return ops.rotary_table(self.inverse_frequencies(max_model_len, device), num_positions, factor)
+        frequencies = self.inverse_frequencies(max_model_len, device)
+        return ops.rotary_table(frequencies if factors is None else frequencies * factors, num_positions, factor)
 
     def query_table(self, table: Tensor) -> Tensor:
         """Return the table of queries: `table` of the keys, multiplied where queries grow."""

@@ -1,12 +1,15 @@
-"""The layer that rotates queries and keys by their positions."""
+"""Layers that rotate queries and keys by their positions, or multiply queries by what follows from these."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
-from octavo.layers.layer import Binding, Layer
+from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
 from octavo.ops.rotary import Rotation
@@ -81,3 +84,70 @@ class Rotary(Layer):
         sizes = binding.max_positions, binding.max_model_len
         self._table = binding.once(self.rope, lambda: self.rope.table(binding.ops, *sizes, binding.device))
         self._query_table = binding.once((self.rope, "queries"), lambda: self.rope.query_table(self._table))
+
+
+class LearnedRotary(Rotary):
+    """Rotates at frequencies that are multiplied with exponentials of learned numbers, float32 [dim / 2].
+
+    They are stored once for a model, as `rotary_emb.alpha`: its layers share this one.
+    """
+
+    parameter_dtype = torch.float32
+
+    def __init__(self, rope: Rope) -> None:
+        super().__init__(rope)
+        self.alpha = nn.Parameter(torch.empty(rope.dim // 2), requires_grad=False)
+        self._sizes: tuple[int, int]
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        yield TensorSlot("rotary_emb.alpha", tuple(self.alpha.shape), partial(self.hold, "alpha"))
+
+    def bind(self, binding: Binding) -> None:
+        """Make a table of the plain frequencies, which `finish` writes over."""
+        super().bind(binding)
+        self._sizes = binding.max_positions, binding.max_model_len
+
+    def finish(self) -> None:
+        if not self.alpha.is_meta:
+            # in place: recorded steps read this memory
+            self._table.copy_(self.rope.table(self.ops, *self._sizes, self.alpha.device, self.alpha.exp()))
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore(state)
+        self.finish()
+
+
+class PositionScale(Layer):
+    """Multiplies queries of each head with `scale · ln(position + 1) + bias`, in float32; `own` are this rank's heads.
+
+    Source: "Scalable-Softmax", https://arxiv.org/abs/2501.19399.
+    """
+
+    parameter_dtype = torch.float32
+
+    def __init__(self, num_heads: int, own: slice) -> None:
+        super().__init__()
+        self._num_heads, self._own = num_heads, own
+        size = own.stop - own.start
+        self.scale = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
+        self._logarithms: Tensor
+
+    def forward(self, parts: tuple[Tensor, ...], batch: ModelInput) -> tuple[Tensor, ...]:
+        """parts: of queries, each [tokens, heads, elements]; returns them in the same shapes."""
+        rows = self._logarithms[batch.positions].unsqueeze(1)
+        factors = (rows * self.scale + self.bias).unsqueeze(2)
+        return tuple((each * factors).to(each.dtype) for each in parts)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        for name in ("scale", "bias"):
+            yield self.rows_slot(f"{path}.{name}", (self._num_heads,), self._own, name)
+
+    def bind(self, binding: Binding) -> None:
+        """Store the logarithms of all positions, which all layers share: from a table, one has the same bits in any
+        step."""
+        super().bind(binding)
+        self._logarithms = binding.once(
+            "logarithms of positions",
+            lambda: torch.arange(1, binding.max_positions + 1, dtype=torch.float32).log().to(binding.device),
+        )

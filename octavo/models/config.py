@@ -228,6 +228,10 @@ class DecoderConfig:
         """Return the rotations of all layers, each once."""
         return {rope for rope in self.ropes or (self.rope,) if rope is not None}
 
+    def position_bytes(self) -> int:
+        """Return the bytes that tables with a row for each position take per position."""
+        return sum(rope.table_bytes(1) for rope in self.all_ropes())
+
     def rope_note(self, max_model_len: int) -> str:
         """Return how positions follow from the longest sequence that is served; empty where they do not."""
         notes = {each.scaling.note(max_model_len) for each in self.all_ropes() if isinstance(each.scaling, LongScaling)}

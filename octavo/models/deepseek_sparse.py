@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,90 +11,29 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
-from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.chosen import ChosenAttention, SinkChosenAttention
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.hyper import HyperHead, PlainConnection
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm, Norm, RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
-from octavo.layers.rope import Rope
-from octavo.layers.rotary import Rotary
-from octavo.layers.routers import ExactLinear
 from octavo.models.blocks import GatedDecoder, GatedLayer, SparseMLP
-from octavo.models.latent import LatentBlock, LatentConfig, LatentDecoder
+from octavo.models.indexed import (
+    IndexedConfig,
+    Indexer,
+    IndexHeads,
+    check_first,
+    index_heads,
+    read_sources,
+    sources_of,
+)
+from octavo.models.latent import LatentBlock, LatentDecoder
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import corrected, sparse_by_kind
 from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, read_streams
-from octavo.ops.chosen_tokens import SmallHeads
-
-_KEY_EPS = 1e-6
-"""Of the norm of small keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexHeads:
-    """The small heads of the choice: how many, their size, their rotation, and how many tokens they choose."""
-
-    count: int
-    size: int
-    rope: Rope
-    num_chosen: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexedConfig(LatentConfig):
-    """Adds the choice; `index` is None where contexts are so short that queries attend to all tokens."""
-
-    index: IndexHeads | None = None
-    sources: tuple[int, ...] = ()
-    """For each layer the layer that chooses for it: itself, or an earlier one."""
-
-    def source_of(self, layer: int) -> int:
-        """Return the layer that chooses for a layer: itself where there are no `sources`, and for a prediction layer,
-        whose config has one layer more than there are sources."""
-        return self.sources[layer] if self.num_layers == len(self.sources) else layer
-
-    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        if self.index is None:
-            return super().caches_of(layer, mesh)
-        heads, size = self.latent_heads, self.index.size if self.source_of(layer) == layer else 0
-        return (LayerCache(IndexedLatent(heads.latent + heads.turned, heads.latent, size, self.index.num_chosen)),)
-
-    def all_ropes(self) -> set[Rope]:
-        return super().all_ropes() | (set() if self.index is None else {self.index.rope})
-
 
 ConfigOf = TypeVar("ConfigOf", bound=IndexedConfig)
-
-
-class Indexer(nn.Module):
-    """Makes the small queries and keys of the choice, and the weights of heads. Every rank has all of it."""
-
-    def __init__(self, c: IndexedConfig, index: IndexHeads) -> None:
-        super().__init__()
-        assert c.q_rank is not None
-        self._heads, single = index, Mesh.single()
-        self.wq_b = ColumnLinear(c.q_rank, index.count * index.size, single)
-        self.wk = ColumnLinear(c.hidden_size, index.size, single)
-        self.k_norm = LayerNorm(index.size, _KEY_EPS)
-        self.weights_proj = ExactLinear(c.hidden_size, index.count)
-        self.rope = Rotary(index.rope)
-
-    def forward(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> SmallHeads:
-        """x [tokens, hidden], inputs [tokens, q_rank]."""
-        heads = self._heads
-        queries = self.wq_b(inputs).view(len(x), heads.count, heads.size)
-        queries, keys = self.turned(queries, self.k_norm(self.wk(x)).unsqueeze(1), batch)
-        # the factor of products is positive: it may stand outside of what cuts negative ones off
-        weights = self.weights_proj(x) * (heads.count * heads.size) ** -0.5
-        return SmallHeads(queries, weights, keys.squeeze(1))
-
-    def turned(self, queries: Tensor, keys: Tensor, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """Turn queries [tokens, heads, size] and keys [tokens, 1, size]."""
-        return self.rope(queries, keys, batch)
 
 
 class IndexedBlock(LatentBlock):
@@ -130,14 +68,14 @@ class DeepseekV32ForCausalLM(LatentDecoder):
         is_glm = c.str("model_type") == "glm_moe_dsa"
         unstated = _Unstated(1e-5, (1, 1), 3, 32) if is_glm else _Unstated()
         config = _read_indexed(IndexedConfig, c, unstated, turns_pairs=is_glm)
-        return replace(config, sources=_sources(c, config.num_layers) if is_glm else ())
+        return replace(config, sources=read_sources(c, config.num_layers) if is_glm else ())
 
     def __init__(self, c: IndexedConfig, mesh: Mesh) -> None:
         index = c.index
         if index is None:
             super().__init__(c, mesh)
             return
-        _check_first(c, mesh)
+        check_first(c, mesh)
         GatedDecoder.__init__(self, c, mesh, attention=lambda layer: IndexedBlock(c, index, mesh, layer))
 
 
@@ -174,7 +112,7 @@ def _read_indexed(
         return config
     assert config.rope is not None
     rope = replace(config.rope, interleaved=turns_pairs)
-    return replace(config, index=_index_heads(c, rope, unstated.small_heads))
+    return replace(config, index=index_heads(c, rope, unstated.small_heads))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,50 +180,6 @@ class AXK2ForCausalLM(DeepseekV32ForCausalLM):
             has_query_gates=True,
             gate_rank=c.positive("gated_norm_rank", 16),
         )
-
-
-def _check_first(c: IndexedConfig, mesh: Mesh) -> None:
-    """Raise ConfigError where another stage would choose for this stage's first layer."""
-    first = mesh.layer_range(c.num_layers).start
-    if c.source_of(first) != first:
-        raise ConfigError(
-            f"pipeline_parallel_size: layer {first} attends to the tokens that layer {c.source_of(first)} chooses, "
-            "which another stage would have; use tensor_parallel_size"
-        )
-
-
-def _index_heads(c: Checkpoint, rope: Rope, default_count: int) -> IndexHeads:
-    """Return the small heads of a config, which needs a `q_lora_rank` for them. Raises CheckpointError."""
-    size = c.positive("index_head_dim", 128)
-    if size < rope.dim:
-        raise c.error("index_head_dim", f"at least qk_rope_head_dim, which is {rope.dim}")
-    c.positive("q_lora_rank")
-    return IndexHeads(c.positive("index_n_heads", default_count), size, rope, c.positive("index_topk", 2048))
-
-
-def _sources(c: Checkpoint, num_layers: int) -> tuple[int, ...]:
-    """Return for each layer which one chooses for it. Raises CheckpointError."""
-    kinds = ["full"] * num_layers
-    if c.values.get("indexer_types") is not None:
-        expected = f'"full" or "shared" for each of {num_layers} layers'
-        kinds = c.listed("indexer_types", num_layers, lambda each: each in ("full", "shared"), expected)
-    elif isinstance(pattern := c.values.get("index_topk_pattern"), str | list):
-        kinds = [{"F": "full", "S": "shared"}.get(str(each), str(each)) for each in pattern]
-        if len(kinds) != num_layers or not {"full", "shared"}.issuperset(kinds):
-            raise c.error("index_topk_pattern", f'"F" or "S" for each of {num_layers} layers')
-    elif c.values.get("index_topk_freq") is not None:
-        every, offset = c.positive("index_topk_freq"), c.count("index_skip_topk_offset", 2)
-        kinds = ["full" if max(layer - offset + 1, 0) % every == 0 else "shared" for layer in range(num_layers)]
-    if kinds[0] != "full":
-        raise c.error("indexer_types", '"full" for the first layer')
-    return _sources_of(kinds)
-
-
-def _sources_of(kinds: Sequence[str]) -> tuple[int, ...]:
-    sources = [0]
-    for layer, kind in enumerate(kinds[1:], 1):
-        sources.append(layer if kind == "full" else sources[-1])
-    return tuple(sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,13 +272,13 @@ class HYV4ForCausalLM(StreamsDecoder):
             windows=(),
             mixture=mixture,
             sparse=sparse_by_kind(c, 1),
-            index=_index_heads(c, rope, 32 if reads_images else 16),
-            sources=_sources(c, layers) if stated else _sources_of(kinds),
+            index=index_heads(c, rope, 32 if reads_images else 16),
+            sources=read_sources(c, layers) if stated else sources_of(kinds),
             layer=PlainHyperLayer,
             streams=read_streams(c, eps),
             most_written=c.positive_float("hc_magnitude", 2.0),
         )
 
     def __init__(self, c: HYV4Config, mesh: Mesh) -> None:
-        _check_first(c, mesh)
+        check_first(c, mesh)
         super().__init__(c, mesh, lambda layer: GatedIndexedBlock(c, mesh, layer), head=HyperHead)

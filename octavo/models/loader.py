@@ -144,7 +144,7 @@ class LoadedModel:
 
     def position_bytes(self) -> int:
         """Return the bytes that tables with a row for each position take per position."""
-        return sum(rope.table_bytes(1) for rope in self.model.config.all_ropes())
+        return self.model.config.position_bytes()
 
     def received_buffers(self, num_tokens: int, device: torch.device | str) -> IntermediateTensors | None:
         """Return room for what is received of a step of `num_tokens`, from the stage before this one or the model that

@@ -111,6 +111,7 @@ _FILES: Final = {
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2Flash",),
+    "mistral_large4": ("MistralLarge4",),
     "mllama": ("Mllama",),
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
     "minimax_m3": ("MiniMaxM3Sparse", "MiniMaxM3VL"),
@@ -137,6 +138,7 @@ _OTHER_NAMES: Final = {
     "Glm5Next": "Glm5NextForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",
     "MiniMaxM3Sparse": "MiniMaxM3SparseForConditionalGeneration",
+    "MistralLarge4": "MistralLarge4ForConditionalGeneration",
     "Mllama": "MllamaForConditionalGeneration",
     "Whisper": "WhisperForConditionalGeneration",
 }

@@ -34,6 +34,7 @@ from octavo.models.vision_names import todays_name
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
+_MISTRAL_LARGE: Final = "MistralLarge4ForConditionalGeneration"
 _LIBRARY: Final = {
     "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
     RELEASED: PHI4,
@@ -130,6 +131,9 @@ class ImageReader(DecoderStack):
             if self.ARCHITECTURE == KIMI:
                 num_heads = c.library.vision_config.num_attention_heads
                 stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "wqkv", num_heads)
+            if self.ARCHITECTURE == _MISTRAL_LARGE:
+                for name, stored in (("q_proj", "wq"), ("k_proj", "wk")):
+                    stack(self.encoder, (name,), stored, c.library.vision_config.num_attention_heads)
             self.encoder_layers.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             # which a change of type makes real

@@ -170,6 +170,24 @@ _MINIMAX: Final = tuple(
 )
 
 
+_MISTRAL_LARGE: Final = tuple(
+    (re.compile(rf"^{old}"), own)
+    for old, own in (
+        (r"vision_encoder\.", "vision_tower."),
+        (r"(vision_tower\..*)\.wv\.", r"\1.v_proj."),
+        (r"(vision_tower\..*)\.wo\.", r"\1.o_proj."),
+        (r"(vision_tower\..*)\.w1\.", r"\1.gate_proj."),
+        (r"(vision_tower\..*)\.w2\.", r"\1.down_proj."),
+        (r"(vision_tower\..*)\.w3\.", r"\1.up_proj."),
+        (r"pre_mm_projector_norm\.", "multi_modal_projector.norm."),
+        (r"patch_merger\.", "multi_modal_projector.patch_merger."),
+        (r"vision_language_adapter\.w_in\.", "multi_modal_projector.linear_1."),
+        (r"vision_language_adapter\.w_out\.", "multi_modal_projector.linear_2."),
+    )
+)
+"""Queries and keys keep their names: rows of their heads turn in neighbouring pairs there."""
+
+
 _NEMOTRON: Final = tuple(
     (re.compile(rf"^{old}"), own)
     for old, own in (
@@ -201,7 +219,13 @@ def todays_name(architecture: str, name: str) -> str:
         "phi4m": _PHI4,
         "ernie4_5_vl": _ERNIE,
     }
-    tables |= {"hunyuanvl": _HUNYUAN, "hyv4vl": _HUNYUAN, "minimaxm3": _MINIMAX, "nemotronh": _NEMOTRON}
+    tables |= {
+        "hunyuanvl": _HUNYUAN,
+        "hyv4vl": _HUNYUAN,
+        "minimaxm3": _MINIMAX,
+        "mistrallarge4": _MISTRAL_LARGE,
+        "nemotronh": _NEMOTRON,
+    }
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:
         name = old.sub(own, name)

@@ -364,6 +364,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "LlavaOnevisionForConditionalGeneration": Family(_tiles, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
+    "MistralLarge4ForConditionalGeneration": Family(_pixtral, _SIZED),
     "MllamaForConditionalGeneration": Family(
         lambda context, token, arrays: [token],
         ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),

@@ -45,7 +45,12 @@ class SmallHeads(NamedTuple):
 
 
 def store(values: Tensor, cache: Tensor, metadata: TokenRows, begin: int) -> None:
-    """Write values [tokens, n] to the slots of a step in a cache [blocks, values], from the value `begin` on."""
+    """Write values [tokens, n] to the slots of a step in a cache [blocks, values], from the value `begin` on.
+
+    Of [0, n] nothing is written.
+    """
+    if not len(values):
+        return
     slots, size = metadata.slot_mapping, metadata.block_size
     kept = cache.view(len(cache), size, -1)
     kept[slots // size, slots % size, begin : begin + values.shape[1]] = values.to(cache.dtype)
@@ -103,9 +108,9 @@ def attend_chosen(
 
     q is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
     `chosen` is what `choose_tokens` returns, or `choose_pools`, where numbers below 0 are no tokens. `cache` [blocks,
-    values] is the layer's, whose first values of each token are its latent; it is updated in place. sinks: float32
-    [heads], one more score of every query, which takes part in the softmax and has no value. The result is [tokens,
-    heads, value_size].
+    values] is the layer's, whose first values of each token are its latent; it is updated in place. Where `latents` are
+    of no tokens, nothing is written: another layer has filled the cache. sinks: float32 [heads], one more score of
+    every query, which takes part in the softmax and has no value. The result is [tokens, heads, value_size].
     """
     out = torch.zeros_like(q[0], memory_format=torch.contiguous_format)
     if out.is_meta:
@@ -200,6 +205,8 @@ def _attended(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for each in _made(dtype):
         chosen = choose_tokens(each.small, each.cache, each.rows, each.num_chosen)
         yield each.q, each.latents, each.cache, each.rows, chosen, 0.2
+        none = each.latents[0][:0], each.latents[1][:0]
+        yield each.q, none, each.cache, each.rows, chosen, 0.2
         yield each.q, each.latents, each.cache, each.rows, chosen, 0.2, torch.linspace(-1.0, 2.0, each.q[0].shape[1])
 
 

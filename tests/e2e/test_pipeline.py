@@ -29,6 +29,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo_hybrid": ("olmo_hybrid", WIDE),
     "deepseek_v4": ("deepseek_v4", {"hidden_size": 64, "num_hidden_layers": 4}),
     "glm5_next": ("glm5_next", {"hidden_size": 64}),
+    "mistral_large4": (
+        "mistral_large4",
+        {"hidden_size": 64, "num_hidden_layers": 5, "kv_source_layers": None, "indexer_types": None},
+    ),
     "llama": ("llama", WIDE),
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True, **WIDE}),
     "qwen3 with a window in one layer": (

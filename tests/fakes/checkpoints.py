@@ -113,6 +113,10 @@ def _save_checkpoint(
     if family == "glm5_next":
         vision = {"hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 1, "out_hidden_size": 32}
         config = transformers.Glm5NextConfig(text_config=config.to_dict(), vision_config=vision)
+    if family == "mistral_large4":
+        vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        vision |= {"model_type": "pixtral", "patch_size": 4, "image_size": 32}
+        config = transformers.MistralLarge4Config(text_config=config.to_dict(), vision_config=vision)
     if family == "muse_glimmer":
         vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         sizes = {"out_hidden_size": 32, "projector_hidden_size": 8}
@@ -182,7 +186,8 @@ def load_oracle(path: Path) -> Any:
     is_mistral4 = config["architectures"] == ["Mistral4ForCausalLM"]
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
-    if config["model_type"] in ("ernie4_5_vl_moe", "glm5_next", "minimax_m3_vl", "muse_glimmer", "step3p7"):
+    in_another = ("ernie4_5_vl_moe", "glm5_next", "minimax_m3_vl", "mistral_large4", "muse_glimmer", "step3p7")
+    if config["model_type"] in in_another:
         loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -120,7 +120,18 @@ def _glm5_next() -> tuple[Any, Any]:
     return config, tf.Glm5NextImageProcessorPil(min_image_tokens=2, max_image_tokens=16)
 
 
+def _mistral_large4() -> tuple[Any, Any]:
+    own = {name: each for name, each in TEXT.items() if name not in ("head_dim", "num_key_value_heads")}
+    config = tf.MistralLarge4Config(
+        text_config={**own, **SPARSE_FAMILIES["mistral_large4"][2]},
+        vision_config={**SIZELESS_TOWER, "model_type": "pixtral", "head_dim": 16, "image_size": 112},
+        image_token_index=IMAGE,
+    )
+    return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
+
+
 OCR_FAMILIES = {
+    "mistral_large4": (_mistral_large4, "MistralLarge4ForConditionalGeneration"),
     "glm5_next": (_glm5_next, "Glm5NextForConditionalGeneration"),
     "hy_v4_vl": (_hy_v4_vl, "HYV4VLForConditionalGeneration"),
     "paddleocr_vl": (_paddleocr, "PaddleOCRVLForConditionalGeneration"),

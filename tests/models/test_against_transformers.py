@@ -409,6 +409,12 @@ VARIANTS |= {
     ),
     "deepseek_v4": ("deepseek_v4", {}),
     "glm5_next": ("glm5_next", {}),
+    "mistral_large4": ("mistral_large4", {}),
+    "mistral_large4 without a list": (
+        "mistral_large4",
+        {"no_rope_layers": None, "kv_source_layers": None, "indexer_types": None, "attention_bias": True},
+    ),
+    "mistral_large4 that sees all": ("mistral_large4", {"index_topk": 256, "rope_parameters": None}),
     "hy_v4": ("hy_v4", {}),
     "hy_v4 whose second layer chooses": ("hy_v4", {"indexer_types": None}),
     "minimax_m3_vl": ("minimax_m3_vl", {}),
@@ -452,9 +458,11 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     run.step([(stream, len(stream.token_ids)) for stream in streams])
     run.decode(streams, 5)  # beyond every window and every length that rotations are stretched from
     oracle = load_oracle(path)
-    # random states amplify roundings: in float32 transformers is 6e-5, 5e-5, 2e-5 and 7e-4 off itself in float64
+    # random states and sharp scores amplify roundings: in float32 transformers is 6e-5, 5e-5, 2e-5, 7e-4 and 2e-4 off
+    # itself in float64
     # float32 sums of Gemma 4 are up to 1.2e-5 apart where MKL has AVX-512
-    shares = {"granitemoehybrid": 1e-4, "bailing_hybrid": 1e-4, "mamba2": 5e-5, "zamba2": 2e-3, "gemma4": 2e-5}
+    shares = {"granitemoehybrid": 1e-4, "bailing_hybrid": 1e-4, "mamba2": 5e-5, "zamba2": 2e-3}
+    shares |= {"mistral_large4": 2e-4, "gemma4": 2e-5}
     share = shares.get(family, 1e-5)
     if overrides.get("num_hidden_layers") == 12:
         share = 3e-4  # transformers is 8e-5 off itself in float64

@@ -85,6 +85,7 @@ NOT_READ = {
     ("longcat_flash", "head_dim"),
     ("minicpm3", "head_dim"),
     ("mistral4", "head_dim"),
+    ("mistral_large4", "head_dim"),
     ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size
     ("nemotron_h", "time_step_limit"),
     ("sarvam_mla", "head_dim"),
