@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -19,16 +18,21 @@ from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.family import Arrays, Context, Family, first_positive
-
-
-def _vision(context: Context) -> Section:
-    return context.config.section("vision_config") or context.config
+from octavo.multimodal.tiled_prompts import (
+    aya_prompt,
+    cohere2_prompt,
+    internvl_prompt,
+    lfm2_prompt,
+    llama4_prompt,
+    pinned_prompt,
+    smolvlm_prompt,
+)
 
 
 def _llava(context: Context, token: int, arrays: Arrays) -> list[int]:
-    if _vision(context).values.get("model_type") == "pixtral":
+    if context.vision.values.get("model_type") == "pixtral":
         return _pixtral(context, token, arrays)
-    patch = _vision(context).positive("patch_size")
+    patch = context.vision.positive("patch_size")
     height, width = arrays["pixel_values"].shape[-2:]
     with_class = context.config.values.get("vision_feature_select_strategy", "default") == "full"
     return [token] * ((height // patch) * (width // patch) + with_class)
@@ -41,20 +45,20 @@ def _janus(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 def _pixtral(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of the image end with a token of their own, the last row with another."""
-    patch = _vision(context).positive("patch_size") * context.config.positive("spatial_merge_size", 1)
+    patch = context.vision.positive("patch_size") * context.config.positive("spatial_merge_size", 1)
     height, width = (int(each) // patch for each in arrays["image_sizes"][0])
     (line_end,), (end,) = context.encode("[IMG_BREAK]"), context.encode("[IMG_END]")
     return [*([*[token] * width, line_end] * height)[:-1], end]
 
 
 def _lighton(context: Context, token: int, arrays: Arrays) -> list[int]:
-    patch = _vision(context).positive("patch_size") * context.config.positive("spatial_merge_size", 2)
+    patch = context.vision.positive("patch_size") * context.config.positive("spatial_merge_size", 2)
     height, width = (int(each) // patch for each in arrays["image_sizes"][0])
     return [token] * (height * width)
 
 
 def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
-    merged = _vision(context).positive("spatial_merge_size", 2)
+    merged = context.vision.positive("spatial_merge_size", 2)
     _, height, width = (int(each) for each in arrays["image_grid_thw"][0])
     return height // merged, width // merged
 
@@ -112,107 +116,6 @@ def _is_seen_whole(config: Section) -> bool:
     return text.values.get("use_bidirectional_attention") == "vision"
 
 
-def _tiles(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """The whole image, and behind it rows of a larger one without what fills it up, each with a vector for its end."""
-    side = _vision(context).positive("image_size") // _vision(context).positive("patch_size")
-    with_class = context.config.values.get("vision_feature_select_strategy") == "full" and not _is_onevision(context)
-    if (rate := context.config.values.get("downsample_rate")) is not None:  # Granite, whose windows leave the class out
-        side, with_class = int(side * Fraction(str(rate))), False
-    height, width = (int(each) for each in arrays["image_sizes"][0])
-    pinned = [(int(rows), int(columns)) for rows, columns in context.settings["image_grid_pinpoints"]]
-    tile_height, tile_width = arrays["pixel_values"].shape[-2:]
-    best_height, best_width = _best_size(height, width, pinned)
-    rows, columns = side * (best_height // tile_height), side * (best_width // tile_width)
-    if width / height > columns / rows:
-        rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
-    else:
-        columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-    if _is_onevision(context):
-        most = int(str(context.config.values.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
-        ratio = math.sqrt(rows * columns / (most * side**2))
-        if ratio > 1.1:
-            rows, columns = int(rows // ratio), int(columns // ratio)
-    return [token] * (side * side + with_class + rows * (columns + 1))
-
-
-def _is_onevision(context: Context) -> bool:
-    return str(context.config.values.get("model_type")) == "llava_onevision"
-
-
-def _best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size that keeps most pixels of an image, of several the one with the fewest others."""
-
-    def kept(size: tuple[int, int]) -> tuple[int, int]:
-        scale = min(size[1] / width, size[0] / height)
-        pixels = min(int(width * scale) * int(height * scale), width * height)
-        return pixels, pixels - size[0] * size[1]
-
-    return max(sizes, key=kept)
-
-
-def _internvl(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """All tiles of an image, and its thumbnail behind them."""
-    count = len(arrays["pixel_values"]) * context.config.positive("image_seq_length", 256)
-    return [*context.encode("<img>"), *[token] * count, *context.encode("</img>")]
-
-
-def _smolvlm(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, each named, and the whole image behind them."""
-    size = _vision(context).positive("image_size") // _vision(context).positive("patch_size")
-    vectors = [token] * (size // context.config.positive("scale_factor", 2)) ** 2
-    rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
-    around = "<fake_token_around_image>"
-    written: list[int] = []
-    for row in range(rows):
-        for column in range(columns):
-            line_end = "\n" if row and not column else ""
-            written += [*context.encode(f"{line_end}{around}<row_{row + 1}_col_{column + 1}>"), *vectors]
-    behind = "\n\n" if rows else ""
-    return [*written, *context.encode(f"{behind}{around}<global-img>"), *vectors, *context.encode(around)]
-
-
-def _lfm2(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, each named, and the whole image behind several of them."""
-    factor = context.config.positive("downsample_factor", 2)
-    counts = [int(height // factor) * int(width // factor) for height, width in arrays["spatial_shapes"]]
-    columns, rows = (int(each) for each in arrays["grid"][0])
-    places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
-    names = [f"<|img_row_{row}_col_{column}|>" for row, column in places] if rows * columns > 1 else [""]
-    written = context.encode("<|image_start|>")
-    for name, count in zip([*names, "<|img_thumbnail|>"], counts, strict=False):
-        written += [*context.encode(name), *[token] * count]
-    return [*written, *context.encode("<|image_end|>")]
-
-
-def _cohere2(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles, each with a line break behind it."""
-    side = _vision(context).positive("image_size", 224) // _vision(context).positive("patch_size", 16)
-    tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
-    lines = [*tile, *context.encode("<|IMG_LINE_BREAK|>")] * len(arrays["pixel_values"])
-    return [*context.encode("<|START_OF_IMG|>"), *lines, *context.encode("<|END_OF_IMG|>")]
-
-
-def _aya(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles, each behind its number, and the whole image behind them."""
-    side = _vision(context).positive("image_size", 384) // _vision(context).positive("patch_size", 14)
-    tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
-    numbers = [f"_{number}" for number in range(1, len(arrays["pixel_values"]))]
-    tiles = [each for name in (*numbers, "_GLOBAL") for each in (*context.encode(f"TILE{name}"), *tile)]
-    return [*context.encode("<|START_OF_IMG|>"), *tiles, *context.encode("<|END_OF_IMG|>")]
-
-
-def _llama4(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, and the whole image behind several of them."""
-    vision, (rows, columns) = _vision(context), (int(each) for each in arrays["aspect_ratios"][0])
-    side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
-    tile = [token] * int(side * side * vision.positive_float("pixel_shuffle_ratio", 0.5) ** 2)
-    between, behind = context.encode("<|tile_x_separator|>"), context.encode("<|tile_y_separator|>")
-    row = [*[*tile, *between] * (columns - 1), *tile, *behind]
-    whole = [*context.encode("<|image|>"), *tile]
-    tiles = row * rows if rows * columns > 1 else []
-    return [*context.encode("<|image_start|>"), *tiles, *whole, *context.encode("<|image_end|>")]
-
-
 def indicators(config: Section) -> list[int]:
     """Return Ovis' tokens that stand for vectors around those of tiles. Raises CheckpointError."""
     found = config.values.get("visual_indicator_token_ids") or [*range(151666, 151671)]
@@ -223,7 +126,7 @@ def indicators(config: Section) -> list[int]:
 
 def _ovis(context: Context, token: int, arrays: Arrays) -> list[int]:
     """The whole image, and behind it several tiles by rows and columns. What is around them are vectors, too."""
-    vision, (rows, columns) = _vision(context), (int(each) for each in arrays["grids"][0])
+    vision, (rows, columns) = context.vision, (int(each) for each in arrays["grids"][0])
     side = vision.positive("image_size", 224) // vision.positive("patch_size", 14)
     tile = [token] * math.ceil(side / vision.positive("hidden_stride", 1)) ** 2
     begin, grid, between, line_end, end = indicators(context.config)
@@ -246,7 +149,7 @@ def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 def _sam_side(context: Context, pixels: NDArray[Any]) -> int:
     """Return rows of vectors of [pieces, 3, side, side]: behind the patches two convolutions halve their sides."""
-    sam = _vision(context).section("sam_config") or _vision(context)
+    sam = context.vision.section("sam_config") or context.vision
     return math.ceil(int(pixels.shape[-1]) // sam.positive("patch_size", 16) / 4)
 
 
@@ -273,12 +176,12 @@ def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _kimi(context: Context, token: int, arrays: Arrays) -> list[int]:
-    sides = _vision(context).values.get("merge_kernel_size") or (2, 2)
+    sides = context.vision.values.get("merge_kernel_size") or (2, 2)
     return [token] * (int(arrays["image_grid_thw"][0].prod()) // math.prod(sides))
 
 
 def _muse(context: Context, token: int, arrays: Arrays) -> list[int]:
-    merged = _vision(context).positive("merge_size", 2) ** 2
+    merged = context.vision.positive("merge_size", 2) ** 2
     vectors = [token] * (int(arrays["image_grid_thw"][0].prod()) // merged)
     return [*context.encode("<|image_start|>"), *vectors, *context.encode("<|image_end|>")]
 
@@ -299,14 +202,14 @@ def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
     and one between them."""
     mask = arrays["image_attention_mask"][0][:, ::2, ::2]
     tile = len(mask[0])
-    rows, columns = (int(each) // _vision(context).positive("image_size", 448) for each in arrays["image_sizes"][0])
+    rows, columns = (int(each) // context.vision.positive("image_size", 448) for each in arrays["image_sizes"][0])
     grid = mask[1:].reshape(rows, columns, tile, tile)
     height, width = int(grid[:, 0, :, 0].sum()), int(grid[0, :, 0].sum())
     return [token] * (height * (width + 1) + 1 + tile * (tile + 1))
 
 
 def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
-    vision = _vision(context)
+    vision = context.vision
     side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
     return int(arrays["aspect_ratio_mask"].sum()) * (side * side + 1)
 
@@ -323,8 +226,8 @@ _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 """Whose vectors have the positions of their tokens."""
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    "AyaVisionForConditionalGeneration": Family(_aya, word="<image>"),
-    "Cohere2VisionForConditionalGeneration": Family(_cohere2),
+    "AyaVisionForConditionalGeneration": Family(aya_prompt, word="<image>"),
+    "Cohere2VisionForConditionalGeneration": Family(cohere2_prompt),
     "DeepseekOCRForCausalLM": Family(_deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_llava),
@@ -343,25 +246,25 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Glm5NextForConditionalGeneration": _QWEN_IN_LINE,
     "GlmOcrForConditionalGeneration": _QWEN,
     "GotOcr2ForConditionalGeneration": Family(_got_ocr),
-    "Granite4VisionForConditionalGeneration": Family(_tiles, _SIZED),
+    "Granite4VisionForConditionalGeneration": Family(pinned_prompt, _SIZED),
     "HYV4VLForConditionalGeneration": Family(_hunyuan_rows, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid),
     "HunYuanVLForConditionalGeneration": Family(
         _hunyuan, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid, is_apart=True
     ),
     "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN_IN_LINE,
-    "Idefics3ForConditionalGeneration": Family(_smolvlm, _MASKED, {"return_row_col_info": True}),
-    **dict.fromkeys(INTERN, Family(_internvl, word="<image>", token_word="<IMG_CONTEXT>")),
-    "InternVLForConditionalGeneration": Family(_internvl),
+    "Idefics3ForConditionalGeneration": Family(smolvlm_prompt, _MASKED, {"return_row_col_info": True}),
+    **dict.fromkeys(INTERN, Family(internvl_prompt, word="<image>", token_word="<IMG_CONTEXT>")),
+    "InternVLForConditionalGeneration": Family(internvl_prompt),
     "JanusForConditionalGeneration": Family(_janus),
     KIMI: Family(_kimi, ("pixel_values", "image_grid_thw")),
-    "Lfm2VlForConditionalGeneration": Family(_lfm2, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
+    "Lfm2VlForConditionalGeneration": Family(lfm2_prompt, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
     "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
     "LightOnOcrForConditionalGeneration": Family(_lighton, _SIZED),
-    "Llama4ForConditionalGeneration": Family(_llama4, word="<|image|>"),
+    "Llama4ForConditionalGeneration": Family(llama4_prompt, word="<|image|>"),
     "LlavaForConditionalGeneration": Family(_llava, _SIZED),
-    "LlavaNextForConditionalGeneration": Family(_tiles, _SIZED),
-    "LlavaNextVideoForConditionalGeneration": Family(_tiles, _SIZED),
-    "LlavaOnevisionForConditionalGeneration": Family(_tiles, _SIZED),
+    "LlavaNextForConditionalGeneration": Family(pinned_prompt, _SIZED),
+    "LlavaNextVideoForConditionalGeneration": Family(pinned_prompt, _SIZED),
+    "LlavaOnevisionForConditionalGeneration": Family(pinned_prompt, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
     "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
     "MistralLarge4ForConditionalGeneration": Family(_pixtral, _SIZED),
@@ -389,7 +292,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
-    "SmolVLMForConditionalGeneration": Family(_smolvlm, _MASKED, {"return_row_col_info": True}),
+    "SmolVLMForConditionalGeneration": Family(smolvlm_prompt, _MASKED, {"return_row_col_info": True}),
     "VideoLlama3ForConditionalGeneration": Family(
         _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
     ),

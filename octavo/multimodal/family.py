@@ -24,6 +24,11 @@ class Context(NamedTuple):
     place: int = 0
     path: Path = Path()
 
+    @property
+    def vision(self) -> Section:
+        """The encoder's part of config.json, or all of it where it has none."""
+        return self.config.section("vision_config") or self.config
+
 
 class Family(NamedTuple):
     """marker: keys of config.json, of which the first that is there has the id that stands for an image in a prompt
