@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 BATCH_S: Final = 0.005
 """How long events of a step are gathered for a batch."""
+REJOIN_S: Final = 1.0
+"""How long nothing is sent after a start: subscribers of a core that was killed connect again, every 0.1 s by default,
+and have to get the first batch, which says that nothing of it holds."""
 MOST_EVENTS: Final = 1024
 """Blocks that one batch is about."""
 KEPT_BYTES: Final = 64 << 20
@@ -109,6 +112,7 @@ class KvPublisher:
         self._topic = config.topic.encode()
         self._queue = Queue[_Stored | _Removed | _Lost | None](config.max_queue_size)
         self._has_sent = False
+        self._is_closing = threading.Event()
         self._published: set[tuple[int, bytes]] = set()
         self._buffer_steps = config.buffer_steps
         self._kept: deque[tuple[bytes, bytes]] = deque()
@@ -148,6 +152,7 @@ class KvPublisher:
         """Publish what has been noted, and end all threads and connections. Idempotent."""
         if not self._threads:
             return
+        self._is_closing.set()
         self._queue.put(None)
         self._threads[0].join()
         self._threads.clear()
@@ -182,6 +187,7 @@ class KvPublisher:
             raise ConfigError(f"kv_events_config: the endpoint {endpoint} is one {how}: {error}") from error
 
     def _publish(self) -> None:
+        self._is_closing.wait(REJOIN_S)
         is_open = True
         while is_open:
             events = [self._queue.get()]

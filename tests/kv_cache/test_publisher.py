@@ -188,6 +188,18 @@ def test_memory_is_bounded_and_lost_events_are_told(
     publisher.close()
 
 
+def test_a_subscriber_of_a_core_that_was_killed_is_told_that_nothing_holds(tmp_path: Path) -> None:
+    config = KvEventsConfig(endpoint=f"ipc://{tmp_path}/e")
+    subscriber = Subscriber(config.endpoint)
+    first, second = chain(2)
+    for expected in (first, second):
+        publisher = KvPublisher(config, LIMITS)
+        publisher.stored(0, 1, expected)
+        assert [each.get("block_hashes") for each in subscriber.events(2)] == [None, [hashed(expected.digest)]]
+        publisher.close()
+    subscriber.close()
+
+
 def test_no_batches_are_kept_where_none_are_asked_for(tmp_path: Path) -> None:
     place = f"ipc://{tmp_path}"
     config = KvEventsConfig(endpoint=f"{place}/e", replay_endpoint=f"{place}/r", buffer_steps=0, max_queue_size=1)
