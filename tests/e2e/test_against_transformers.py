@@ -104,7 +104,12 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}, SMALL, {**SMALL, "enable_prefix_caching": False}],
+    [
+        pytest.param({}, marks=pytest.mark.long),  # as above, without hits
+        {"max_num_batched_tokens": 8, "max_num_seqs": 4},
+        SMALL,
+        pytest.param({**SMALL, "enable_prefix_caching": False}, marks=pytest.mark.long),
+    ],
     ids=["batch", "pieces", "preemption", "preemption without a prefix cache"],
 )
 def test_all_schedules_agree(

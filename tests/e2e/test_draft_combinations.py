@@ -101,9 +101,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *(("gemma3", each) for each in ("ngram", "draft_model", "eagle")),
-        ("paligemma", "draft_model"),
-        *(("qwen3_vl", each) for each in ("suffix", "draft_model", "eagle3")),
+        *(("gemma3", "draft_model"), ("paligemma", "draft_model"), ("qwen3_vl", "eagle3")),
+        *(
+            pytest.param(family, each, marks=pytest.mark.long)
+            for family, methods in {"gemma3": ("ngram", "eagle"), "qwen3_vl": ("suffix", "draft_model")}.items()
+            for each in methods
+        ),
     ],
 )
 def test_guesses_change_nothing_of_prompts_with_images(

@@ -78,7 +78,7 @@ def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         {"seed": 1, "max_steps_in_flight": 3, "quantization": "int8"},
         {"num_gpu_blocks_override": 13, "preemption_mode": "swap", "swap_space": 0.01, "max_num_batched_tokens": 16},
         pytest.param({"tensor_parallel_size": 2, "threads": 1, "seed": 2}, marks=pytest.mark.long),

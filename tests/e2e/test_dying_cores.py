@@ -73,15 +73,27 @@ async def all_streams(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -
     return await whole_engines.all_streams(read, llm, NUM_REQUESTS, disturb)
 
 
-async def test_killed_and_frozen_cores_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _frozen_cores_are_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "WATCH_S", 0.2)
     monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.5)
+
+
+@pytest.mark.usefixtures("_frozen_cores_are_noticed_soon")
+async def test_killed_and_frozen_cores_change_no_stream() -> None:
     async with started() as llm:
         expected = await all_streams(llm)
         assert await all_streams(llm, processes(llm)[0].kill) == expected
         assert llm.stats.num_resumed > NUM_REQUESTS // 2
         assert await all_streams(llm, lambda: processes(llm)[0].send_signal(signal.SIGSTOP)) == expected
         assert llm.stats.num_restarts == 2
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_frozen_cores_are_noticed_soon")
+async def test_one_of_two_cores_and_a_rank_that_are_killed_change_no_stream() -> None:
+    async with started() as llm:
+        expected = await all_streams(llm)
     async with started(2) as llm:
         assert await all_streams(llm, lambda: busiest(llm).kill()) == expected
         assert llm.stats.num_resumed > 0

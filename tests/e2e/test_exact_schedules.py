@@ -41,6 +41,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "sliding window": {"dtype": "bfloat16", "model": "mistral"},
     "recurrent layers": {"dtype": "bfloat16", "model": "qwen3_next"},
 }
+LONG = ("int8 cache", "int8 weights", "recurrent layers")
+"""Formats that are run with the long tests; each time, test_tensor_parallel.py has the first two."""
 BLOCK_SIZES = (4, 16)
 VOCABULARY = 300
 PREFIX = [7 * i % VOCABULARY for i in range(40)]
@@ -162,7 +164,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=[pytest.mark.long] * (each == "recurrent layers")) for each in FORMATS],
+    params=[pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in FORMATS],
 )
 def alone(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Any:
     """The format, and a function that answers what a request gives by itself: no cache, one step at a time.

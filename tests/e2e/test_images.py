@@ -45,7 +45,10 @@ MANY_BLOCKS = ("deepseek_ocr2", "glm5", "lfm", "minicpm", "nemotron", "qwen3_5")
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""
 WHOLE = ("ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "paligemma", "phi4_multimodal", "qwen3_vl")
-"""Families that are run in every way; of the others, which share their parts, some ways are run with -m long."""
+"""Families whose ranks are compared with one rank."""
+QUICK = ("gemma3", "mllama", "paligemma", "qwen3_vl")
+"""Families that are run in every way each time: one for each way in which images enter a model. Of the others, which
+share their parts, some ways are run with -m long."""
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -55,7 +58,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=() if each in WHOLE else pytest.mark.long) for each in sorted(FAMILIES)],
+    params=[pytest.param(each, marks=() if each in QUICK else pytest.mark.long) for each in sorted(FAMILIES)],
 )
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """A checkpoint, and the bits of `PROMPTS`."""

@@ -121,8 +121,16 @@ def test_a_model_whose_layers_differ_in_the_library_s_config_reads_images_of_oth
         assert results(llm.generate([prompt], DRAWN)) == results(expected.generate([prompt], DRAWN))
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("meanwhile", ["nothing", "sleep", "pause"])
+@pytest.mark.parametrize(
+    ("meanwhile", "mode"),
+    [
+        *(("nothing", "recompute"), ("sleep", "swap"), ("pause", "recompute")),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("nothing", "swap"), ("sleep", "recompute"), ("pause", "swap"))
+        ),
+    ],
+)
 def test_running_requests_go_on_from_their_tokens(mode: str, meanwhile: str, old: Path, new: Path) -> None:
     args = {"num_gpu_blocks_override": 20, "preemption_mode": mode, "max_model_len": 72}
     params = SamplingParams(seed=3, max_tokens=30, logprobs=2, ignore_eos=True, output_kind=OutputKind.CUMULATIVE)
@@ -367,7 +375,9 @@ def test_weights_that_cannot_be_read_leave_the_engine_asleep(tmp_path: Path, old
         assert generated(llm) == before
 
 
-@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "split", [{"tensor_parallel_size": 2}, pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.long)]
+)
 def test_ranks_keep_the_same_weights_when_one_cannot_open_or_read_others(
     split: dict[str, int], tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

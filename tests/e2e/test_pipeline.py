@@ -65,7 +65,7 @@ def answers(llm: LLM) -> list[tuple[list[CompletionOutput], Any]]:
     return [(each.outputs, each.prompt_logprobs) for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint, and what one rank answers."""
     family, overrides = FAMILIES[request.param]
@@ -76,7 +76,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return path, answers(llm)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "preemption_mode"), [(1, 3, "swap"), (2, 2, "recompute")])
+@pytest.mark.parametrize(
+    ("model", "tensor", "pipeline", "preemption_mode"),
+    [
+        # each family in one way, which is the other one for its neighbour, and the rest with the long tests
+        pytest.param(name, *way, marks=[pytest.mark.long] * (place % 2 != number))
+        for place, name in enumerate(FAMILIES)
+        for number, way in enumerate([(1, 3, "swap"), (2, 2, "recompute")])
+    ],
+    indirect=["model"],
+)
 def test_stages_give_the_bits_of_one_rank(model: Any, tensor: int, pipeline: int, preemption_mode: str) -> None:
     path, expected = model
     meshes = memory_meshes if tensor > 1 else thread_meshes

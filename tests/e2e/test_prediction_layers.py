@@ -153,6 +153,9 @@ FAMILIES = {
 
 FC = re.compile(r"eh_proj|mtp\.fc")
 TWO = pytest.mark.parametrize("path", ["deepseek_v3", "qwen3_5"], indirect=True)
+HARSH = ("axk2", "deepseek_v3", "mimo_v2_flash", "qwen3_5", "step3p5")
+"""Families whose layers are quantised and cut each time: one of each kind."""
+OVERRIDES = {"rope_theta": 500.0}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -220,12 +223,17 @@ def load(path: Path, **options: Any) -> LLM:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("path", "options"),
     [
-        {},
-        {"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16, "hf_overrides": {"rope_theta": 500.0}},
-        pytest.param({"tensor_parallel_size": 2, "threads": 1}, marks=pytest.mark.long),
+        pytest.param(family, options, marks=[pytest.mark.long] * (family not in families))
+        for family in FAMILIES
+        for options, families in (
+            ({}, FAMILIES),
+            ({"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16, "hf_overrides": OVERRIDES}, HARSH),
+            ({"tensor_parallel_size": 2, "threads": 1}, ()),
+        )
     ],
+    indirect=["path"],
 )
 def test_a_prediction_layer_changes_no_bit(options: dict[str, Any], path: Path) -> None:
     if stored_of(path).window is not None:  # whose rotations differ by kind of layer

@@ -59,7 +59,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=[pytest.mark.long] * (each == "without a prefix cache")) for each in ENGINES],
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[LLMEngine]:
     options = {"dtype": "bfloat16", "max_model_len": 96, "num_gpu_blocks_override": 256, "max_steps_in_flight": 2}
     engine = LLM("octavo-tiny", **{**options, **ENGINES[request.param]}).engine

@@ -118,9 +118,12 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize(
     "options",
     [
-        {"preemption_mode": "recompute", "enable_prefix_caching": False},
+        pytest.param({"preemption_mode": "recompute", "enable_prefix_caching": False}, marks=pytest.mark.long),
         {"preemption_mode": "swap", "max_steps_in_flight": 3},
-        {"preemption_mode": "swap", "enable_prefix_caching": False, "threads": 2, "max_steps_in_flight": 2},
+        pytest.param(
+            {"preemption_mode": "swap", "enable_prefix_caching": False, "threads": 2, "max_steps_in_flight": 2},
+            marks=pytest.mark.long,
+        ),
         {"preemption_mode": "recompute", "max_num_batched_tokens": 40, "enforce_eager": True},
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 160},
     ],

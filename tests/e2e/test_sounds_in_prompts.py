@@ -123,10 +123,10 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
 @pytest.mark.parametrize(
     "args",
     [
-        {"max_num_batched_tokens": 5},
+        pytest.param({"max_num_batched_tokens": 5}, marks=pytest.mark.long),
         {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 19},
         {"num_gpu_blocks_override": 10, "preemption_mode": "swap"},
-        {"enable_prefix_caching": False, "max_num_seqs": 1, "threads": 1},
+        pytest.param({"enable_prefix_caching": False, "max_num_seqs": 1, "threads": 1}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -120,10 +120,10 @@ def test_every_model_gives_the_bits_of_one_rank(
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_gpu_blocks_override": 14, "preemption_mode": "recompute"},
+        pytest.param({"num_gpu_blocks_override": 14, "preemption_mode": "recompute"}, marks=pytest.mark.long),
         {"num_gpu_blocks_override": 14, "preemption_mode": "swap", "swap_space": 0.01},
         {"max_steps_in_flight": 3, "max_num_batched_tokens": 16, "max_num_seqs": 6},
-        {"enforce_eager": True, "max_steps_in_flight": 1},
+        pytest.param({"enforce_eager": True, "max_steps_in_flight": 1}, marks=pytest.mark.long),
     ],
     ids=lambda options: " ".join(map(str, options.values())),
 )

@@ -188,7 +188,10 @@ def test_timestamps_stand_beside_the_frames_of_a_video_where_the_family_writes_t
 
 @pytest.mark.parametrize(
     "args",
-    [{"max_num_batched_tokens": 5}, {"num_gpu_blocks_override": 12, "max_num_batched_tokens": 19}],
+    [
+        pytest.param({"max_num_batched_tokens": 5}, marks=pytest.mark.long),
+        {"num_gpu_blocks_override": 12, "max_num_batched_tokens": 19},
+    ],
     ids=str,
 )
 def test_the_same_bits_in_any_schedule(

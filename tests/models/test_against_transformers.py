@@ -430,6 +430,8 @@ VARIANTS |= {
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe unnormalised": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True, "mlp_only_layers": []}),
 }
+SHARED_PARTS = ("cohere2", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+"""Families whose rotations, windows and heads are those of many others."""
 PROMPT_LENGTHS = (1, 6, 38, 14)
 
 
@@ -451,7 +453,19 @@ def assert_same_as_oracle(oracle: Any, stream: Stream, share: float = 1e-5) -> N
     assert behind.max() < 2 * tolerance
 
 
-@pytest.mark.parametrize(("family", "overrides"), VARIANTS.values(), ids=VARIANTS.keys())
+def is_quick(name: str, family: str, overrides: dict[str, Any]) -> bool:
+    """Every family is run each time, as it is; with other settings, one for each kind of rotation and of window."""
+    kinds = ("rope_parameters", "sliding_window", "layer_types", "tie_word_embeddings")
+    return name == family or not overrides or (family in SHARED_PARTS and any(each in overrides for each in kinds))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        pytest.param(family, overrides, id=name, marks=() if is_quick(name, family, overrides) else pytest.mark.long)
+        for name, (family, overrides) in VARIANTS.items()
+    ],
+)
 def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path, **overrides)
     run, streams = PagedRun(load(path)), make_streams()

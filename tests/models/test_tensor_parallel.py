@@ -86,11 +86,14 @@ WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("b
 
 
 def each_family(ways: Sequence[Any], families: Mapping[str, tuple[str, dict[str, Any]]] = FAMILIES) -> Any:
-    """Every family in every way, or in one where it is not among those that are always run."""
+    """Every family in one way; some in every way, of which all but llama's are run with the long tests."""
     cases = []
     for place, (name, (family, overrides)) in enumerate(families.items()):
-        for way in ways if family in fakes.ALWAYS else [ways[place % len(ways)]]:
-            cases.append(pytest.param(family, overrides, way, id=f"{name} {way}"))
+        for number, way in enumerate(ways):
+            is_quick = number == place % len(ways) or name == "llama"
+            if is_quick or family in fakes.ALWAYS:
+                marks = () if is_quick else pytest.mark.long
+                cases.append(pytest.param(family, overrides, way, marks=marks, id=f"{name} {way}"))
     return pytest.mark.parametrize(("family", "overrides", "way"), cases)
 
 

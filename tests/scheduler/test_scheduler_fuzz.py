@@ -456,7 +456,7 @@ class Schedules(RuleBasedStateMachine):
 
 # a smaller failing run is seldom worth the minutes that shrinking takes
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-Schedules.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, phases=PHASES)
+Schedules.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, phases=PHASES)
 TestSchedules = Schedules.TestCase
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,8 +88,7 @@ class TestPrefixCache:
         assert run(core).token_ids == run_alone(again, WINDOW).token_ids
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+any_request = given(
     window=st.integers(1, 20),
     block_size=st.integers(1, 6),
     max_num_batched_tokens=st.integers(3, 20),
@@ -98,7 +99,9 @@ class TestPrefixCache:
     num_lookahead_slots=st.sampled_from([0, 3]),
     enable_prefix_caching=st.booleans(),
 )
-def test_a_request_runs_alone_in_the_blocks_that_the_door_asks_for(
+
+
+def check_that_a_request_runs_alone(
     window: int, block_size: int, max_num_batched_tokens: int, prompt: int, max_tokens: int, width: tuple[int, bool],
     depth: int, num_lookahead_slots: int, enable_prefix_caching: bool,
 ) -> None:  # fmt: skip
@@ -126,6 +129,19 @@ def test_a_request_runs_alone_in_the_blocks_that_the_door_asks_for(
     assert core.stats().num_preemptions == 0
     if num_blocks > 1:
         assert make_core(num_blocks=num_blocks - 1, **options).scheduler.refusal(request) is not None  # type: ignore[arg-type]
+
+
+@settings(max_examples=50, deadline=None)
+@any_request
+def test_a_request_runs_alone_in_the_blocks_that_the_door_asks_for(**sizes: Any) -> None:
+    check_that_a_request_runs_alone(**sizes)
+
+
+@pytest.mark.long
+@settings(max_examples=500, deadline=None)
+@any_request
+def test_many_requests_run_alone_in_the_blocks_that_the_door_asks_for(**sizes: Any) -> None:
+    check_that_a_request_runs_alone(**sizes)
 
 
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])

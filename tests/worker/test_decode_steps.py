@@ -47,6 +47,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "opt without final norm": {"enable_bias": False, "_remove_final_layer_norm": True},
     "gpt2 untied": {"tie_word_embeddings": False, "activation_function": "gelu"},
 }
+QUICK = (
+    *("bloom", "deepseek_v3", "falcon_h1", "gemma3n", "gpt_oss", "jamba", "llama4", "mamba2", "minimax", "qwen3_5"),
+    *("qwen3_moe", "step3p5", "zamba2"),
+)
+"""Of the families that are run in one type alone, those whose steps are recorded each time: one of each kind of layer.
+The others, which share their operators, are run with the long tests."""
 PARAMS = SamplingParams(temperature=0.0, max_tokens=30, logprobs=3)
 
 
@@ -128,7 +134,7 @@ def test_a_decode_step_runs_no_operator_of_torch(variant: str, dtype: str, tmp_p
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
-        (variant, dtype)
+        pytest.param(variant, dtype, marks=[pytest.mark.long] * (variant.split()[0] not in (*ALWAYS, *QUICK)))
         for place, variant in enumerate(VARIANTS)
         for dtype in ("float32", "bfloat16")
         if variant.split()[0] in ALWAYS or dtype == ("float32", "bfloat16")[place % 2]

@@ -21,15 +21,11 @@ SHARED_BYTES = 227 << 10
 
 
 FEW = (
-    *("attend one token", "attend one token, few programs", "attend a prompt", "attend a prompt in chunks"),
-    *("merge", "rotate_and_store"),
+    *("attend one token", "attend a prompt", "merge"),
     *("linear, 16 rows", "linear, 2048 rows, gated", "coded int8, 1 rows"),
-    "coded int4 and 16 bits, 1 rows",
-    *("linear, 4 chunks at once", "linear, 4 chunks at once, dependent", "linear, 16 rows, dependent"),
-    *("linear, 16 rows, gated, dependent", "rms_norm, dependent"),
-    "rotate_and_store, dependent",
+    *("linear, 4 chunks at once, dependent", "rms_norm, dependent", "rotate_and_store, dependent"),
 )
-"""What is compiled in any run: two seconds each."""
+"""What is compiled in any run, one of each kind: two seconds each."""
 EARLY_READS = {
     "linear, 16 rows": 16,
     "linear, 16 rows, gated": 16,
@@ -85,15 +81,13 @@ def test_every_kernel_is_compiled_with_all_its_constants() -> None:
 
 def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
     found = compiled(*FEW)
-    assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in ("", " in chunks"))
-    assert all(found[name]["hmma"] > 0 for name in ("attend one token", "linear, 16 rows", "linear, 4 chunks at once"))
-    assert found["linear, 2048 rows, gated"]["hgmma"] > 0
+    assert all(found[name]["hgmma"] > 0 for name in ("attend a prompt", "linear, 2048 rows, gated"))
+    products = ("attend one token", "linear, 16 rows", "linear, 4 chunks at once, dependent")
+    assert all(found[name]["hmma"] > 0 for name in products)
     assert found["coded int8, 1 rows"]["imma"] > 0
-    shared = [found[f"attend one token{each}"]["shared"] for each in ("", ", few programs")]
-    assert shared[1] - shared[0] >= 64 << 10, "one more tile of keys and of values"
     assert found["merge"]["read_at_once"] >= 3 * 8, "those of 8 chunks: sums, their peak and their weight"
-    assert sum("early_reads" in each for each in found.values()) == 5
-    assert sum(each["bytes"] for each in found.values()) < 5 << 18
+    assert sum("early_reads" in each for each in found.values()) == 3
+    assert sum(each["bytes"] for each in found.values()) < len(found) * (80 << 10), "80 KiB of a kernel on average"
 
 
 @pytest.mark.long
@@ -101,6 +95,10 @@ def test_no_register_is_spilled_in_a_loop_and_tensor_cores_multiply() -> None:
 def test_the_same_is_so_of_every_kernel() -> None:
     found = compiled()
     assert all(found[f"attend a prompt{kind}"]["hgmma"] > 0 for kind in (*KINDS, " in chunks"))
+    shared = [found[f"attend one token{each}"]["shared"] for each in ("", ", few programs")]
+    assert shared[1] - shared[0] >= 64 << 10, "one more tile of keys and of values"
+    assert found["merge"]["read_at_once"] >= 3 * 8, "those of 8 chunks: sums, their peak and their weight"
+    assert found["linear, 4 chunks at once"]["hmma"] > 0
     single = [f"attend {what}{kind}" for what in ("one token", "a chunk") for kind in KINDS]
     assert all(found[name]["hmma"] > 0 for name in (*single, "linear, 16 rows", "linear, 32 rows, gated"))
     assert all(found[name]["hgmma"] > 0 for name in ("linear, 64 rows", "linear, 2048 rows, gated"))

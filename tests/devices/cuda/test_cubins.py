@@ -96,19 +96,20 @@ def sizes_in(code: bytes) -> list[int]:
     return [found[each] for each in range(len(found))]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two builds, in processes of their own: here kernels are interpreted."""
-    found = [tmp_path_factory.mktemp("cubins") for _ in range(2)]
+def build(path: Path) -> Path:
+    """Build in a process of its own: here kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    for path in found:
-        command = [sys.executable, "-m", "tools.cubins", "--out", str(path), "--capability", "90", "--most", "1"]
-        command += ["--model", "Qwen3-0.6B", "--dtype", "bfloat16"]
-        done = subprocess.run(
-            [*command, "--kernel", *KERNELS], env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    return found
+    command = [sys.executable, "-m", "tools.cubins", "--out", str(path), "--capability", "90", "--most", "1"]
+    command += ["--model", "Qwen3-0.6B", "--dtype", "bfloat16", "--kernel", *KERNELS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(each.name for each in path.iterdir()) == ["sm_90.json", "sm_90.xz"]
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("cubins"))
 
 
 def opened(folder: Path, otherwise: Any = None) -> tuple[KeptDriver, CubinLauncher]:
@@ -118,14 +119,14 @@ def opened(folder: Path, otherwise: Any = None) -> tuple[KeptDriver, CubinLaunch
     return kept, CubinLauncher(Driver(kept.library, lambda: 4321), *found, otherwise)
 
 
-def test_two_builds_are_the_same_bytes(folders: list[Path]) -> None:
-    one, other = ([(path.name, path.read_bytes()) for path in sorted(each.iterdir())] for each in folders)
-    assert [name for name, _ in one] == ["sm_90.json", "sm_90.xz"]
-    assert one == other
+@pytest.mark.long
+def test_two_builds_are_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    for each in build(tmp_path).iterdir():
+        assert each.read_bytes() == (folder / each.name).read_bytes()
 
 
-def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folders: list[Path]) -> None:
-    kept, launcher = opened(folders[0])
+def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folder: Path) -> None:
+    kept, launcher = opened(folder)
     backend, kind = RotatingCudaBackend(CudaRuntime(launch=launcher), torch.bfloat16), torch.bfloat16
     q, k, v = torch.zeros(3, 32, 128, dtype=kind).split([16, 8, 8], dim=1)
     positions, table, weight = torch.zeros(3, dtype=torch.int64), torch.zeros(9, 128), q.new_zeros(128)
@@ -143,13 +144,11 @@ def test_a_launch_from_a_cubin_has_the_parameters_that_the_assembler_wrote(folde
     assert b"".join(values) == expected
 
 
-def test_code_is_unpacked_when_its_kernel_is_first_launched(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_is_unpacked_when_its_kernel_is_first_launched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[bytes] = []
     unpack = lzma.decompress
     monkeypatch.setattr(cubins.lzma, "decompress", lambda block: unpacked.append(block) or unpack(block))
-    kept, launcher = opened(folders[0])
+    kept, launcher = opened(folder)
     assert (kept.loaded, len(unpacked)) == (["rms_norm"], 1)
     norm, weight = CudaRuntime(launch=launcher).bind().rms_norm, torch.zeros(1024, dtype=torch.bfloat16)
     for _ in range(2):
@@ -168,9 +167,9 @@ def test_a_block_has_one_kernel_and_is_no_longer_than_the_limit(monkeypatch: pyt
     assert places == [("a", 0, 0), ("a", 1, 0), ("b", 2, 0), ("b", 2, 6), ("b", 3, 0)]
 
 
-def test_what_fits_no_variant_goes_to_triton_once(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fits_no_variant_goes_to_triton_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     launched: list[str] = []
-    kept, launcher = opened(folders[0], lambda kernel, grid, *arguments, **constants: launched.append(kernel))
+    kept, launcher = opened(folder, lambda kernel, grid, *arguments, **constants: launched.append(kernel))
     norm, weight = CudaRuntime(launch=launcher).bind().rms_norm, torch.zeros(1024, dtype=torch.bfloat16)
     with caplog.at_level(logging.INFO, cubins.__name__):
         for _ in range(2):
@@ -179,14 +178,14 @@ def test_what_fits_no_variant_goes_to_triton_once(folders: list[Path], caplog: p
     assert (len(kept.launches), len(caplog.messages)) == (0, 1)
     norm(weight.new_zeros(2, 1024), weight, 1e-6)
     assert len(kept.launches) == 1
-    _, launcher = opened(folders[0])
+    _, launcher = opened(folder)
     with pytest.raises(ConfigError, match=r"no binary fits rows.rms_norm of \*bf16/16, .*Triton is not"):
         CudaRuntime(launch=launcher).bind().rms_norm(weight.new_zeros(2, 992), weight[:992], 1e-6)
 
 
-def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folders: list[Path], tmp_path: Path) -> None:
-    written = json.loads((folders[0] / "sm_90.json").read_text())
-    packed = (folders[0] / "sm_90.xz").read_bytes()
+def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folder: Path, tmp_path: Path) -> None:
+    written = json.loads((folder / "sm_90.json").read_text())
+    packed = (folder / "sm_90.xz").read_bytes()
     assert len(lzma.decompress(packed)) == sum(each["bytes"] for each in written["manifest"]["variants"])
     (tmp_path / "sm_90.json").write_text(json.dumps(written))
     (tmp_path / "sm_90.xz").write_bytes(packed[:-1] + bytes([packed[-1] ^ 1]))
@@ -198,24 +197,24 @@ def test_a_damaged_archive_or_manifest_is_refused_by_its_hash(folders: list[Path
         read_archive(tmp_path, 90)
 
 
-def test_binaries_of_other_sources_are_not_used(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_of_other_sources_are_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other_options:
         other_options.setitem(cubins.OPTIONS, "enable_fp_fusion", False)
-        assert read_archive(folders[0], 90) is None
-    assert read_archive(folders[0], 90) is not None
+        assert read_archive(folder, 90) is None
+    assert read_archive(folder, 90) is not None
     monkeypatch.setattr(cubins, "source_hash", lambda: "another")
-    assert read_archive(folders[0], 90) is None
-    assert read_archive(folders[1], 80) is None
+    assert read_archive(folder, 90) is None
+    assert read_archive(folder, 80) is None
     monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"no binaries of these kernels are installed for compute capability 9.0"):
-        open_launcher(90, 228 << 10, lambda: pytest.fail("no driver"), is_invariant=False, folder=folders[0])
+        open_launcher(90, 228 << 10, lambda: pytest.fail("no driver"), is_invariant=False, folder=folder)
 
 
-def test_two_compilers_are_not_mixed_where_bits_agree(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_compilers_are_not_mixed_where_bits_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubins.metadata, "version", lambda name: "0.1")
-    kept, _ = opened(folders[0])
+    kept, _ = opened(folder)
     chosen = [
-        open_launcher(90, 228 << 10, lambda: Driver(kept.library, lambda: 0), is_invariant=each, folder=folders[0])
+        open_launcher(90, 228 << 10, lambda: Driver(kept.library, lambda: 0), is_invariant=each, folder=folder)
         for each in (False, True)
     ]
     assert [isinstance(each, CubinLauncher) for each in chosen] == [True, False]

@@ -142,9 +142,13 @@ def test_addresses_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("family", "args"),
     [
-        *((family, {}) for family in FAMILIES),
-        *(("regular", {"kv_cache_dtype": each}) for each in ("int8", "fp8")),
-        *(("regular", {"quantization": each}) for each in ("int8", "int4", "int4-g128")),
+        *(pytest.param(family, {}, marks=[pytest.mark.long] * (family in ("qwen2", "gemma2"))) for family in FAMILIES),
+        ("regular", {"kv_cache_dtype": "fp8"}),
+        *(("regular", {"quantization": each}) for each in ("int8", "int4")),
+        *(
+            pytest.param("regular", each, marks=pytest.mark.long)
+            for each in ({"kv_cache_dtype": "int8"}, {"quantization": "int4-g128"})
+        ),
         ("regular", {"dtype": "float16"}),
         ("mixture", {"quantization": "int4"}),
     ],
