@@ -29,6 +29,7 @@ QUICK = {
     "deepseek_v4",
     "gemma3",
     "glm_moe_dsa",
+    "mistral_large4",
     "qwen3_5",
     "youtu",
 }
