@@ -188,10 +188,10 @@ class Replicas:
         await self._process(replica.number, StepOutputs(outputs=[], stats=SchedulerStats(num_ready=0)))
 
     async def check_health(self) -> None:
-        """Return when one core works. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
-        checks = [each.check_health() for each in self._ready_ones(self._whole)]
-        found = await asyncio.gather(*checks, return_exceptions=True)
-        if found and isinstance(found[0], BaseException) and None not in found:
+        """Return when one core that decodes works. Raises as `Replica.check_health`, which is asked of all, does."""
+        whole, prefills = self._ready_ones(self._whole), [each for each in self._prefills if each.is_ready]
+        found = await asyncio.gather(*(each.check_health() for each in (*whole, *prefills)), return_exceptions=True)
+        if isinstance(found[0], BaseException) and None not in found[: len(whole)]:
             raise found[0]
 
     def _ready_ones(self, replicas: Sequence[Replica]) -> list[Replica]:

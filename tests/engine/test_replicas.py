@@ -332,6 +332,15 @@ async def test_frozen_core_without_requests_is_found_by_a_look_at_its_health(
         await eventually(lambda: not llm._client._replicas[0]._busy.is_set())
 
 
+async def test_frozen_prefill_core_without_requests_is_found_by_a_look_at_the_health_of_all(
+    tmp_path: Path, soon_frozen: Callable[[AsyncLLM], None]
+) -> None:
+    async with fleet(tmp_path, real_core(), num_prefills=1) as (llm, _):
+        soon_frozen(llm)
+        await llm.check_health()  # the others work
+        await eventually(lambda: llm.stats.num_restarts == 1)
+
+
 async def test_control_call_to_a_frozen_core_without_requests_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon_frozen: Callable[[AsyncLLM], None]
 ) -> None:
