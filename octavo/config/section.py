@@ -21,10 +21,11 @@ COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
         ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 13),
+    "hc_sinkhorn_iters": 1 << 10,
     **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
     **dict.fromkeys(("num_labels", "mm_tokens_per_image", "image_seq_length"), 1 << 16),
 }
-"""The most there may be of what is made one by one: more would take a start minutes before weights are looked at."""
+"""The most there may be of what is made, or done, one by one: more would take minutes before weights are looked at."""
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
     int: "an integer",
     float: "a number",

@@ -44,7 +44,7 @@ def stream_mixing(products: Tensor, scale: Tensor, base: Tensor, rounds: int, ep
     count = num_mixed(products)
     sections = [count, count, count * count]
     (read, write, mix), (read_base, write_base, mix_base) = (torch.split(e, sections, -1) for e in (products, base))
-    mix = (mix * scale[2] + mix_base).view(-1, count, count)
+    mix = (mix * scale[2] + mix_base).view(len(products), count, count)
     mix = torch.exp(mix - mix.amax(-1, keepdim=True))
     mix = mix / mix.sum(-1, keepdim=True) + eps
     mix = mix / (mix.sum(-2, keepdim=True) + eps)
@@ -84,7 +84,7 @@ def repeated_streams(x: Tensor, count: int) -> Tensor:
 @in_pieces(2)
 def weighed_stream(x: Tensor, weights: Tensor) -> Tensor:
     """Return the sum of streams times weights float32 [tokens, n]: [tokens, dim]."""
-    streams = x.float().view(*weights.shape, -1)
+    streams = x.float().view(*weights.shape, x.shape[1] // weights.shape[1])
     total = streams[:, 0] * weights[:, :1]
     for each in range(1, weights.shape[1]):
         total = total + streams[:, each] * weights[:, each, None]
@@ -94,7 +94,7 @@ def weighed_stream(x: Tensor, weights: Tensor) -> Tensor:
 @in_pieces(4)
 def mixed_streams(x: Tensor, out: Tensor, write: Tensor, mix: Tensor) -> Tensor:
     """Return the mixed streams of x with shares of a block's `out` [tokens, dim]; `write` and `mix` as in `Mixing`."""
-    streams = x.float().view(*write.shape, -1)
+    streams = x.float().view(*write.shape, out.shape[1])
     total = out.float()[:, None] * write[:, :, None]
     for each in range(write.shape[1]):
         total = total + streams[:, each, None] * mix[:, each, :, None]

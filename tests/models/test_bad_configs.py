@@ -55,6 +55,7 @@ BAD: dict[str, list[Any]] = {
     "zero_expert_num": [-1, 10**9],
     "n_group": [7],
     "kv_lora_rank": [0, "a"],
+    "hc_sinkhorn_iters": [0, 1.5, 2**31 - 1],
 }
 ALSO_NAMED = {
     "rope_parameters": "rope_type",
