@@ -65,7 +65,10 @@ HUNG_FACTOR: Final = 20.0
 than the measured ones, and another program may have the machine."""
 
 _LOADING: Final = ("wake_up", "update_weights")
-"""Control calls that take as long as the disk does, and are not looked at as steps are."""
+"""Control calls that load weights."""
+_UNLIMITED: Final = (*_LOADING, "profile")
+"""Control calls that take as long as the disk does, and are not looked at as steps are: a trace of some seconds of work
+takes a minute to write."""
 
 _OBJECTS_UNTIL_COLLECTION: Final = 10_000
 """New objects after which the garbage collector searches those: 2 ms."""
@@ -148,7 +151,7 @@ class CoreServer:
             case StopSequence(request_id, index):
                 core.stop_sequence(request_id, index)
             case Call(call_id, method, arguments):
-                if method in _LOADING:
+                if method in _UNLIMITED:
                     self._began_at = None
                 try:
                     value = core.call(method, *arguments)

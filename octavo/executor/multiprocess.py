@@ -167,7 +167,7 @@ class MultiprocessExecutor:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a call of the worker on all ranks, and return their values in the order of ranks."""
-        from octavo.worker.calls import CALLS, STARTING, check_call
+        from octavo.worker.calls import CALLS, UNLIMITED, check_call
 
         check_call(method)
         values = [self._expect(rank.values, Future()) for rank in self._ranks]
@@ -178,7 +178,7 @@ class MultiprocessExecutor:
             own = self._opened.call(method, *arguments)
         except EngineDeadError as error:  # of what waited for another rank
             raise self.cause(error) from error
-        is_limited = method not in STARTING  # what loads takes as long as the disk does, while the process works
+        is_limited = method not in UNLIMITED  # others go on while the process works
         found = [self._wait(each, is_limited=is_limited) for each in values]
         return own + [msgspec.msgpack.decode(each, type=CALLS[method]) for each in found]
 

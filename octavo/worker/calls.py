@@ -33,6 +33,9 @@ CALLS: Final[dict[str, Any]] = {
 STARTING: Final = ("prepare", "load", "allocate", "load_again", "wake_up")
 """The calls of a start, in their order, and those of another one."""
 
+UNLIMITED: Final = (*STARTING, "profile")
+"""The calls that take as long as a disk does, or a trace of minutes that is written to one."""
+
 MAY_FAIL: Final = ("open_weights", "load_again", "profile")
 """The calls that return why they failed. Where another call fails, so does the rank."""
 

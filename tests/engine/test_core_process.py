@@ -20,7 +20,9 @@ from octavo.core import frames
 from octavo.core.messages import (
     AbortRequests,
     AddRequests,
+    Call,
     CoreFailed,
+    SchedulerStats,
     StepOutputs,
     StopSequence,
     Wake,
@@ -28,7 +30,7 @@ from octavo.core.messages import (
 from octavo.core.processes import report_failure
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import Inbox, build_and_serve, collect_rarely, serve_core
+from octavo.engine.core_process import CoreServer, Inbox, build_and_serve, collect_rarely, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless, engine_config
 from tests.fakes.engine import make_core, run_alone
@@ -302,3 +304,31 @@ def test_no_step_waits_while_what_waits_is_searched_for_garbage() -> None:
         gc.unfreeze()
     assert len(kept) == 100_000
     assert set(searched) == {0}
+
+
+@pytest.mark.parametrize(("method", "is_looked_at"), [("is_paused", True), ("wake_up", False), ("profile", False)])
+def test_calls_that_take_as_long_as_a_disk_are_no_steps_that_hang(
+    monkeypatch: pytest.MonkeyPatch, method: str, is_looked_at: bool
+) -> None:
+    monkeypatch.setattr(core_process, "HUNG_AFTER_S", 0.0)
+    found: list[str | None] = []
+
+    class Core:
+        def longest_step_s(self) -> float:
+            return 0.0
+
+        def stats(self) -> SchedulerStats:
+            return SchedulerStats()
+
+        def call(self, *_: Any) -> None:
+            found.append(server._overdue())
+
+    inbox: Inbox = SimpleQueue()
+    core: Any = Core()
+    server = CoreServer(core, lambda _: None, inbox)
+    inbox.put(Call(1, method, [None]))
+    (message,) = server._messages(None)
+    assert not isinstance(message, CoreFailed)
+    assert not callable(message)
+    server._hand_over(message)
+    assert [each is not None for each in found] == [is_looked_at]

@@ -241,6 +241,11 @@ def test_a_rank_that_is_stopped_is_found_when_the_step_is_overdue(open_executor:
     assert len(pids) == num_ranks
 
 
+def test_a_rank_may_take_its_time_to_write_a_trace(open_executor: Open) -> None:
+    executor, _, _ = open_executor("ranks", distributed_timeout_seconds=0.2)
+    assert executor.call("profile", None) == [None, None]
+
+
 def test_the_death_of_a_rank_is_reported_while_nothing_waits(open_executor: Open) -> None:
     reasons: SimpleQueue[str] = SimpleQueue()
     executor, _, _ = open_executor("ranks", reasons.put)
