@@ -113,10 +113,11 @@ class Batches:
 
     def _wait(self, request_ids: Sequence[str], progress: ProgressBar, interrupt: Interrupt) -> list[RequestOutput]:
         before = msgspec.structs.replace(self._engine.stats)
-        with self._engine.turns:
-            missing = {request_id for request_id in request_ids if self._outputs[request_id] is None}
-            self._waits.append(missing)
+        missing: set[str] = set()
         try:
+            with self._engine.turns:
+                missing.update(each for each in request_ids if self._outputs[each] is None)
+                self._waits.append(missing)
             while missing:
                 self._step_for(missing)
                 interrupt.check()

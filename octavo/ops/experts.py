@@ -99,7 +99,7 @@ def _best(logits: Tensor, rule: RouterRule, bias: Tensor | None) -> tuple[Tensor
     wanted = logits if rule.corrects_logits or (bias is None and rule.num_groups == 1) else scores
     wanted = wanted if bias is None else wanted + bias
     if rule.num_groups > 1:
-        groups = wanted.view(tokens, rule.num_groups, -1)
+        groups = wanted.view(tokens, rule.num_groups, experts // rule.num_groups)
         best = groups.sort(dim=-1, descending=True).values[..., : rule.group_best].sum(-1)
         kept = best.sort(dim=-1, descending=True, stable=True).indices[:, : rule.groups_kept]
         is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))

@@ -49,7 +49,10 @@ def predicted_streams(x: Tensor, states: Tensor, weight: Tensor) -> Tensor:
     float32 [tokens, n].
     """
     tokens, count = states.shape
-    streams, factors = x.float().view(tokens, count, -1), _products(states, weight).view(tokens, count, count, 1)
+    streams, factors = (
+        x.float().view(tokens, count, x.shape[1] // count),
+        _products(states, weight).view(tokens, count, count, 1),
+    )
     total, part = streams.clone(), torch.empty_like(streams)
     for each in range(count):
         total += torch.mul(factors[:, :, each], streams[:, each, None], out=part)
@@ -62,7 +65,7 @@ def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tenso
 
     The shares are 1 and the outputs of weight [n, n], multiplied with `states` float32 [tokens, n].
     """
-    streams = x.float().view(*states.shape, -1)
+    streams = x.float().view(*states.shape, x.shape[1] // states.shape[1])
     change = computed.float() - streams[:, active]
     shares = _products(states, weight) + 1.0
     return (streams + shares[:, :, None] * change[:, None]).flatten(1).to(x.dtype)
@@ -71,7 +74,7 @@ def corrected_streams(x: Tensor, computed: Tensor, states: Tensor, weight: Tenso
 @in_pieces(2)
 def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     """Return x with y [tokens, dim] added to every stream but the first one."""
-    first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].view(len(x), -1, y.shape[1])
+    first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].view(len(x), x.shape[1] // y.shape[1] - 1, y.shape[1])
     return torch.cat((first, (others + y.unsqueeze(1)).flatten(1)), 1)
 
 

@@ -210,3 +210,16 @@ def test_a_call_that_begins_while_another_is_aborted_does_not_disturb_it(
     thread.join(100)
     assert outputs == {}
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_call_that_is_interrupted_before_it_waits_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting(list[Any]):
+        def append(self, value: Any) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._batches, "_waits", Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, PARAMS)
+    assert llm._batches._outputs == {}
+    assert not llm.engine.has_unfinished_requests()
