@@ -24,3 +24,10 @@ def test_no_tokens_have_no_streams(operator: Any) -> None:
     none, one = (made[0], of_one[0]) if isinstance(made, tuple) else (made, of_one)
     assert none.shape == (0, *one.shape[1:])
     assert len(one) == 1
+
+
+def test_no_tokens_are_chosen_for_by_groups() -> None:
+    rule = experts.RouterRule(2, num_groups=4, groups_kept=2, group_best=1)
+    routing = experts.route(torch.zeros(0, 8), rule)
+    assert routing.weights.shape == (0, 2)
+    assert routing.starts.tolist() == [0] * 9
