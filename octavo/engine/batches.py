@@ -153,12 +153,12 @@ class Batches:
             time.sleep(_STILL_S)
 
     def _step(self) -> None:
-        """Run a step, and keep the last outputs of all requests that end in it, also those of other threads."""
-        with self._engine.turns:
-            ended = [output for output in self._engine.step() if output.finished and output.request_id in self._outputs]
-            self._outputs.update((output.request_id, output) for output in ended)
-            for missing in self._waits:
-                missing.difference_update(output.request_id for output in ended)
+        """Run a step in this thread's turn, and keep the last outputs of all requests that end in it, also those of
+        other threads."""
+        ended = [output for output in self._engine.step() if output.finished and output.request_id in self._outputs]
+        self._outputs.update((output.request_id, output) for output in ended)
+        for missing in self._waits:
+            missing.difference_update(output.request_id for output in ended)
 
     def _params_of_each(self, params: Any, num_prompts: int) -> list[Any]:
         if params is None:

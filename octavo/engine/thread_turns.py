@@ -46,8 +46,10 @@ class ThreadTurns:
     def __exit__(self, *exception: object) -> None:
         with self._mutex:
             self._depth -= 1
-            if not self._depth:
+            if self._waiting and not self._depth:
                 self._pass_on()
+            elif not self._depth:
+                self._owner = None
 
     def _pass_on(self) -> None:
         self._owner, self._depth = None, 0

@@ -59,7 +59,7 @@ def calls(run: Callable[[], Any]) -> Counter[str]:
     return counted
 
 
-@pytest.mark.parametrize(("num_sequences", "most"), [(1, 204), (8, 623)])
+@pytest.mark.parametrize(("num_sequences", "most"), [(1, 207), (8, 623)])
 def test_a_decode_step(engine: LLMEngine, num_sequences: int, most: int) -> None:
     for i in range(num_sequences):
         add(engine, f"r{i}", 9 + i, 50)
@@ -67,7 +67,7 @@ def test_a_decode_step(engine: LLMEngine, num_sequences: int, most: int) -> None
         engine.step()
     counted = calls(lambda: [engine.step() for _ in range(STEPS)])
     end_all(engine)
-    assert counted.total() / STEPS <= most, counted
+    assert counted.total() / STEPS <= most, counted  # three of them let threads take turns
 
 
 def test_a_prompt(engine: LLMEngine) -> None:
@@ -75,4 +75,5 @@ def test_a_prompt(engine: LLMEngine) -> None:
     end_all(engine)
     add(engine, "prompt", 200, 1)
     counted = calls(lambda: end_all(engine))
-    assert counted.total() <= 724, counted  # 16 of them count how the request went, once it has ended
+    # 16 of them count how the request went, once it has ended, and three let threads take turns
+    assert counted.total() <= 727, counted

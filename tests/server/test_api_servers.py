@@ -84,7 +84,9 @@ def servers() -> Iterator[Servers]:
 
 def _complete(url: str) -> Any:
     body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
-    return ask(url, "/v1/completions", body).json["choices"][0]["text"]
+    answer = ask(url, "/v1/completions", body)
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["text"]
 
 
 def test_servers_share_an_address_outlive_each_other_and_end_with_a_signal(servers: Servers) -> None:

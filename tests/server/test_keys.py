@@ -98,8 +98,9 @@ def test_what_needs_a_right_is_closed_to_keys_without_it(guarded: Served, method
             body["/update_weights_from_disk"] = {"model_path": "other"}
             asked = body.get(endpoint.path, {"prompt": "abc"}) if endpoint.request is not None else None
             answer = ask(guarded.url, endpoint.path, asked, method=method, headers=bearer(key))
-            # KV events are not enabled, and the engine of these tests makes no reports
-            other = {"/kv/events": 404, "/live": 503 if method == "GET" else 200} | _FIXED
+            # KV events and profiles are not enabled, and the engine of these tests makes no reports
+            other = dict.fromkeys(("/kv/events", "/start_profile", "/stop_profile"), 404) | _FIXED
+            other["/live"] = 503 if method == "GET" else 200
             may = other.get(endpoint.path, 200)
             assert answer.status == (may if endpoint.right in rights else 403), (endpoint.path, key)
             if answer.status == 403 and endpoint.right not in rights and method != "HEAD":
