@@ -356,14 +356,20 @@ async def test_several_servers_share_a_pause(tmp_path: Path, count: int) -> None
         assert made.client._dispatch.entries == {}
 
 
+async def kill_while_many_run(llm: AsyncLLM, cores: Fleet) -> None:
+    """Kill the first core, whose requests that have run wait for another one or for their turn, and let none start."""
+    first, dispatch = llm._client._replicas[0], llm._client._dispatch
+    await eventually(lambda: sum(each.has_run and each.replica is first for each in dispatch.entries.values()) >= 8)
+    cores.may_start.clear()
+    kill(llm)
+    await eventually(lambda: bool(dispatch.suspects))
+
+
 @pytest.mark.anyio
 async def test_an_aborting_pause_ends_requests_that_wait_for_a_core(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core(), 2) as (llm, cores):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
-        await steps(llm, 4)
-        cores.may_start.clear()
-        kill(llm)
-        await eventually(lambda: bool(llm._client._dispatch.suspects))
+        await kill_while_many_run(llm, cores)
         await llm.pause_generation()
         await asyncio.wait_for(asyncio.gather(*reading), 20)
         assert llm._client._dispatch.entries == {}
@@ -379,11 +385,8 @@ async def test_what_follows_an_aborting_pause_forgets_none_that_it_ends(tmp_path
     """A core is started again, and requests that wait for it end when the pause is complete, or with what follows."""
     async with fleet(tmp_path, real_core(), 2) as (llm, cores):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
-        await steps(llm, 4)
-        cores.may_start.clear()
-        kill(llm)
-        await eventually(lambda: bool(llm._client._dispatch.suspects))
-        num_open = len(llm._client._dispatch.entries)
+        await kill_while_many_run(llm, cores)
+        num_waiting = sum(each.replica is None for each in llm._client._dispatch.entries.values())
         assert await llm.call("pause", "abort", True) is False, "the outputs of the other core are under way"
         if follows == "pause":
             await llm.pause_generation(mode="keep")
@@ -391,7 +394,8 @@ async def test_what_follows_an_aborting_pause_forgets_none_that_it_ends(tmp_path
             await llm.resume_generation()
         ended = await asyncio.wait_for(asyncio.gather(*reading), 20)
         reasons = [{each.finish_reason for each in sequences.values()} for sequences, _ in ended]
-        assert sum("abort" in each for each in reasons) == num_open
+        # one of them may have been sent to the other core, and have ended there, before the pause
+        assert sum("abort" in each for each in reasons) >= num_waiting - 1 > 0
         assert llm._client._dispatch.entries == {}
         cores.may_start.set()
         await eventually(lambda: llm.stats.num_restarts == 1)
