@@ -12,7 +12,7 @@ from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TO
 ENCODERS: Final = frozenset(
     {
         *("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "gte", "new", "camembert", "deberta-v2"),
-        *("albert", "distilbert", "electra", "jina_bert", "jina_embeddings_v3", "mpnet"),
+        *("albert", "distilbert", "electra", "ernie", "jina_bert", "jina_embeddings_v3", "mpnet"),
     }
 )
 """`model_type` of the models whose tokens see those behind them too."""
@@ -24,7 +24,7 @@ MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_le
 def sees_both(c: Checkpoint) -> bool:
     """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
     return (
-        c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert")
+        c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert", "openai_privacy_filter")
         or c.values.get("use_bidirectional_attention") is True
         or c.values.get("is_causal") is False
         or "Bidirectional" in str(c.values.get("architectures"))
@@ -81,7 +81,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How vectors or scores are made of the hidden states of a prompt.
 
     modes: of `MODES`; the parts of a vector stand side by side where there are several.
-    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer) or "reward" (two).
+    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer), "reward" (two)
+    or "value" (one without a bias, stored as `v_head`).
     activation: of scores, "sigmoid", "softmax" or "identity". step_token_id: of a model that judges steps, the token
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.

@@ -32,6 +32,7 @@ _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ForSequenceClassification": {"task": CLASSIFY},
     "ForTokenClassification": {"task": TOKEN_CLASSIFY, "head": "token"},
+    "InternLM2ForRewardModel": {"task": TOKEN_CLASSIFY, "head": "value", "labels": ("LABEL_0",)},
     "ForRewardModel": {"task": TOKEN_CLASSIFY, "head": "reward", "labels": ("LABEL_0",)},
     "ForProcessRewardModel": {
         "task": TOKEN_CLASSIFY,
@@ -198,6 +199,8 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     activation = "sigmoid" if num_labels == 1 else "softmax"
     if c.values.get("problem_type") == "multi_label_classification":
         activation = "sigmoid"
+    if _architecture(c) == "JambaForSequenceClassification":  # a reward, which has no bounds
+        activation = "identity"
     if path is not None:
         where = c.origin("sentence_transformers", "sbert_ce_default_activation_function")
         activation = activation_named(path, where, "activation_fn")

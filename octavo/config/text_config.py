@@ -147,7 +147,7 @@ _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 _STRETCHED: Final = frozenset(
     {
         *("apertus", "apertus1p5", "apertus1p5_text", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"),
-        *("mistral_large4", "mistral_large4_text"),
+        *("openai_privacy_filter", "mistral_large4", "mistral_large4_text"),
     }
 )
 """Types of models whose rotations are not plain by default; every published config states them."""

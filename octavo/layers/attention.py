@@ -41,6 +41,10 @@ class PagedAttention(CachedLayer):
         self._backend: AttentionBackend
         self._rotating: RotatingBackend | None
 
+    @property
+    def sees_ahead(self) -> bool:
+        return self.scores.ahead > 0 or self.scores.sliding_window == 1
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
         """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim].
 
@@ -120,10 +124,10 @@ class SinkAttention(PagedAttention):
     """Attends where each head has a stored score, `sinks`, that takes part in the softmax and has no value."""
 
     def __init__(
-        self, heads: Heads, mesh: Mesh, *, scale: float | None = None, sliding_window: int | None = None
+        self, heads: Heads, mesh: Mesh, ahead: int = 0, *, scale: float | None = None, sliding_window: int | None = None
     ) -> None:
         """heads: of all ranks, which share them."""
-        super().__init__(heads.share(mesh), scale=scale, sliding_window=sliding_window)
+        super().__init__(heads.share(mesh), ahead, scale=scale, sliding_window=sliding_window)
         start, length = (each // heads.dim for each in heads.query_share(mesh))
         self._rows, self._num_heads = slice(start, start + length), heads.query
         self.weight = nn.Parameter(torch.empty(length), requires_grad=False)

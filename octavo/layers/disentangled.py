@@ -45,6 +45,10 @@ class RelativePlaces(nn.Module):
 class DisentangledScores(PagedAttention):
     """Attends where each token of a prompt sees all of it. It leaves the cache alone."""
 
+    @property
+    def sees_ahead(self) -> bool:
+        return True
+
     def among(
         self, content: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, Tensor], rows: Tensor, batch: ModelInput
     ) -> Tensor:

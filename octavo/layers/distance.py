@@ -84,6 +84,10 @@ class DistanceAttention(PagedAttention):
         super().__init__(heads)
         self._shared = (biases,)  # a module of the model, not of each layer
 
+    @property
+    def sees_ahead(self) -> bool:
+        return True
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
         lengths = batch.attention[self.cache_group].query_lengths
         out: Tensor = self.ops.distance_attention(q, k, v, self._shared[0].table, lengths, self.scores.scale)

@@ -148,6 +148,11 @@ class CachedLayer(Layer):
     shares_cache_of: int | None = None
     """The layer whose cache it reads, and does not write; None where it has one of its own."""
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens see those behind them."""
+        return False
+
 
 class Filling(NamedTuple):
     """A parameter of a prepared layer: what it holds of the outputs [start, stop)."""

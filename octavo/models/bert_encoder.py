@@ -52,11 +52,12 @@ class Encoder(GatedDecoder):
         super().__init__(c, mesh, attention=attention)
         self.distance_biases = biases
         self.embed_types = Embedding(c.num_types, c.hidden_size) if c.num_types else None
+        self.embed_tasks = Embedding(c.num_tasks, c.hidden_size) if c.num_tasks else None
         self.add_types = addition()
         self.embed_norm = c.norm(c.hidden_size, c.norm_eps)
         self.encoder_config = c
         self._first_types: list[Tensor] = []
-        """Zeros for steps without second texts, each tensor longer than the one before it."""
+        """Zeros for the tokens of a step, each tensor longer than the one before it."""
 
     def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         if head == "vocabulary":
@@ -73,11 +74,16 @@ class Encoder(GatedDecoder):
         """Add the embeddings of types to those that are embedded further."""
         if self.embed_types is not None:
             x = self.add_types(x, self.embed_types(self._types(batch)))
+        if self.embed_tasks is not None:
+            x = self.add_types(x, self.embed_tasks(self._zeros(batch)))
         return super().embed(x, batch)
 
     def _types(self, batch: ModelInput) -> Tensor:
         if batch.token_types is not None and self.encoder_config.num_types > 1:
             return batch.token_types
+        return self._zeros(batch)
+
+    def _zeros(self, batch: ModelInput) -> Tensor:
         count, device = len(batch.token_ids), batch.token_ids.device
         longest = self._first_types[-1] if self._first_types else batch.token_ids[:0]
         if len(longest) < count or longest.device != device:

@@ -104,7 +104,7 @@ class RotaryAttention(nn.Module):
         self.clip = None if c.qkv_limit is None else Elementwise("clamped", c.qkv_limit)
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
         self.attend: PagedAttention = (
-            SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
+            SinkAttention(c.heads, mesh, c.ahead_of(layer), scale=c.attention_scale, sliding_window=window)
             if c.has_sinks
             else SlopeAttention(c.heads, mesh, c.slopes, c.attention_scale)
             if c.slopes

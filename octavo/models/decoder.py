@@ -125,6 +125,12 @@ class DecoderStack(nn.Module):
         """Width of the vectors that `encode` makes."""
         return self.config.hidden_size
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens see those behind them in all layers."""
+        cached = (layer for layer in self.modules() if isinstance(layer, CachedLayer))
+        return self.config.is_bidirectional and all(layer.sees_ahead for layer in cached)
+
     def note_layers(self, layers: Iterable[int]) -> None:
         """Return the stream before these layers too, from now on; called before the model is loaded.
 
@@ -238,12 +244,14 @@ class DecoderStack(nn.Module):
         raise NotImplementedError
 
     def add_scores(self, num_labels: int, head: str = "classifier") -> None:
-        """Add what makes scores of labels: the family's head of a classifier, "token" or "reward" (`PoolingConfig`).
+        """Add what makes scores of labels: the family's head of a classifier, or another one (`PoolingConfig`).
 
         Each tensor rank has all of it: it is small, and labels may be fewer than ranks.
         """
         size = self.config.hidden_size
-        self.score = ColumnLinear(size, num_labels, Mesh(), bias=head != "classifier")
+        self.score = ColumnLinear(size, num_labels, Mesh(), bias=head not in ("classifier", "value"))
+        if head == "value":
+            self.__dict__["RENAMED"] = {**self.RENAMED, "score": "v_head"}
         if head == "reward":
             self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 

@@ -27,12 +27,13 @@ from octavo.models.ropes import read_rope
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
-    """num_types: kinds of tokens that have embeddings of their own, 0 for none. biases: makes, for some of the heads,
-    what scores have of distances. embedding_size: width of embeddings that are projected, 0 where they are not. Fields
-    of heads are those of a classifier's: the function of its dense layer, whether that has a bias, and whether a norm
-    follows."""
+    """num_types: kinds of tokens that have embeddings of their own, 0 for none. num_tasks: rows of a table whose first
+    is added to all tokens, 0 for none. biases: makes, for some of the heads, what scores have of distances.
+    embedding_size: width of embeddings that are projected, 0 where they are not. Fields of heads are those of a
+    classifier's: the function of its dense layer, whether that has a bias, and whether a norm follows."""
 
     num_types: int = 0
+    num_tasks: int = 0
     embedding_size: int = 0
     order: tuple[int, ...] = ()
     """The layers that are applied one after the other, of a family whose layers share weights."""

@@ -1,4 +1,4 @@
-"""Encoders, whose tokens see those behind them too: BERT, ALBERT, ELECTRA, RoBERTa, NomicBERT, GTE and ModernBERT.
+"""Encoders, whose tokens see those behind them too: BERT, ALBERT, ELECTRA, ERNIE, RoBERTa, NomicBERT, GTE, ModernBERT.
 
 A prompt is computed whole in one step, and nothing of it is kept: all layers write their keys and values to one cache.
 """
@@ -106,6 +106,18 @@ class ElectraModel(BertEncoder):
         """Make the first layer's input [tokens, hidden] of embeddings [tokens, embedding_size]."""
         x = super().embed(x, batch)
         return x if self.embeddings_project is None else self.embeddings_project(x)
+
+
+class ErnieModel(BertEncoder):
+    """ERNIE: BERT with embeddings of tasks, of which all texts get the first. Source:
+    https://arxiv.org/abs/2107.02137."""
+
+    NAMES = {r"^ernie\.": "", **BertEncoder.NAMES, r"^embeddings\.task_type_embeddings": "embed_tasks"}
+
+    @classmethod
+    def read(cls, c: Checkpoint, **own: Any) -> EncoderConfig:
+        num_tasks = c.positive("task_type_vocab_size", 3) if c.bool("use_task_id", False) else 0
+        return super().read(c, num_tasks=num_tasks, **own)
 
 
 class AlbertModel(ElectraModel):

@@ -60,7 +60,8 @@ class LlamaForCausalLM(GatedDecoder):
         if c.architecture == "IQuestCoderForCausalLM":
             c.refuse("clip_qkv", "use_sliding_window", because="no release has it, and it is not implemented")
         bias, mlp_bias = c.bool("attention_bias", c.bool("qkv_bias", False)), c.bool("mlp_bias", c.bool("bias", False))
-        own = _INTERNLM2 if c.architecture == "InternLM2ForCausalLM" or c.text_model_type == "internlm2" else {}
+        is_second = c.architecture.startswith("InternLM2For") or c.text_model_type == "internlm2"
+        own = _INTERNLM2 if is_second else {}
         return DecoderConfig.common(c, bias=bias, mlp_bias=mlp_bias, **own)
 
 

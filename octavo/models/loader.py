@@ -95,17 +95,17 @@ class LoadedModel:
         """
         model_class = model_class or resolve_model(checkpoint, makes_text=pooling is None, reads_images=reads_images)
         config = model_class.read(checkpoint)
-        if pooling is not None and not pooling.is_causal and not config.is_bidirectional:
-            raise UnsupportedModel(
-                f"{checkpoint.origin('is_causal', 'architectures')}: tokens see those behind them, which is not "
-                "implemented for this family"
-            )
         if pooling is not None and not pooling.token_ids:
             is_sparse = pooling.sparse is not None
             config = replace(config, has_head=is_sparse, tied=is_sparse)
         shape = config.shape(mesh)
         with torch.device("meta"), possible_sizes(checkpoint):
             model = model_class(config, mesh)
+            if pooling is not None and not pooling.is_causal and not model.sees_ahead:
+                raise UnsupportedModel(
+                    f"{checkpoint.origin('is_causal', 'architectures')}: tokens see those behind them, which is not "
+                    "implemented for this family"
+                )
             if pooling is not None and pooling.labels and not pooling.token_ids and model.is_last:
                 model.add_scores(len(pooling.labels), pooling.head)
             if pooling is not None and pooling.sparse is not None:

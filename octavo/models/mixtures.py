@@ -50,6 +50,23 @@ class GptOssForCausalLM(GatedDecoder):
     )
 
 
+def _both_sides(c: Checkpoint) -> tuple[int, ...]:
+    """Return the window of each layer, which is as long behind a token as before it."""
+    return (c.positive("sliding_window", 128) + 1,) * c.positive("num_hidden_layers")
+
+
+class OpenAIPrivacyFilterModel(GptOssForCausalLM):
+    """OpenAI's privacy filter: gpt-oss whose layers all see a window to both sides, with labels for each token. Source:
+    https://huggingface.co/openai/privacy-filter."""
+
+    FIELDS = GptOssForCausalLM.FIELDS | fields(
+        mixture=Read(lambda c: replace(_clamped(c), stored=StoredExperts(is_stacked=True, is_transposed=True))),
+        head_dim=Read(Checkpoint.optional_positive, "head_dim"),
+        windows=Read(_both_sides),
+        interleaved=True,
+    )
+
+
 def _shared_of_all_layers(c: Checkpoint) -> Mixture:
     width = c.positive("intermediate_size")
     return Mixture(

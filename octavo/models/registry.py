@@ -71,6 +71,7 @@ _FILES: Final = {
         "Bert",
         "DistilBert",
         "Electra",
+        "Ernie",
         "Gte",
         "JinaEmbeddingsV3",
         "ModernBert",
@@ -116,8 +117,8 @@ _FILES: Final = {
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
     "minimax_m3": ("MiniMaxM3Sparse", "MiniMaxM3VL"),
     "mixtures": (
-        *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe", "PhiMoE"),
-        *("Phimoe", "Qwen2Moe", "Qwen3Moe"),
+        *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe"),
+        *("OpenAIPrivacyFilter", "PhiMoE", "Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
     "modernbert_decoder": ("ModernBertDecoder",),
     "muse": ("MuseGlimmer",),
@@ -140,6 +141,7 @@ _OTHER_NAMES: Final = {
     "MiniMaxM3Sparse": "MiniMaxM3SparseForConditionalGeneration",
     "MistralLarge4": "MistralLarge4ForConditionalGeneration",
     "Mllama": "MllamaForConditionalGeneration",
+    "OpenAIPrivacyFilter": "OpenAIPrivacyFilterModel",
     "Whisper": "WhisperForConditionalGeneration",
 }
 _FILE_OF: Final = {

@@ -198,6 +198,7 @@ _ENCODERS = [
     "Bert",
     "DistilBert",
     "Electra",
+    "Ernie",
     "Gte",
     "JinaEmbeddingsV3",
     "MPNet",
@@ -218,6 +219,15 @@ ENCODERS["embedding_gemma2"] = of(
     hidden_size_per_layer_input=8,
     embedding_dim=24,
     sliding_window=7,
+)
+ENCODERS["openai_privacy_filter"] = of(
+    "OpenAIPrivacyFilter",
+    model="OpenAIPrivacyFilterModel",
+    num_key_value_heads=2,
+    head_dim=8,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=5,
 )
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS = {

@@ -30,6 +30,7 @@ DEBERTA = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "l
 DEBERTA |= {"pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0}
 ENCODERS["Albert"] = {"type_vocab_size": 2, "embedding_size": 24, "hidden_act": "gelu"}
 ENCODERS["Electra"] = {"type_vocab_size": 2, "embedding_size": 64}
+ENCODERS["Ernie"] = {"type_vocab_size": 2, "use_task_id": True}
 ENCODERS |= {"DebertaV2": DEBERTA, "DistilBert": DISTIL, "Camembert": ROBERTA, "JinaEmbeddingsV3": ROBERTA}
 
 
@@ -260,7 +261,7 @@ def test_cross_encoders_score_pairs_by_the_sigmoid_of_one_label(tmp_path: Path, 
             second = output.prompt_token_ids.index(2) + 1
             types = (torch.arange(ids.shape[1])[None] >= second).long()
             with torch.inference_mode():
-                given = {"token_type_ids": types} if family in ("Albert", "Bert", "Electra") else {}
+                given = {"token_type_ids": types} if family in ("Albert", "Bert", "Electra", "Ernie") else {}
                 want = torch.sigmoid(model(input_ids=ids, **given).logits[0, 0]).item()
             assert output.outputs.score == pytest.approx(want, rel=1e-5, abs=1e-6)
         alone = [llm.score("w20 w21", document)[0].outputs for document in documents]
