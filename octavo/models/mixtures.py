@@ -59,12 +59,13 @@ class OpenAIPrivacyFilterModel(GptOssForCausalLM):
     """OpenAI's privacy filter: gpt-oss whose layers all see a window to both sides, with labels for each token. Source:
     https://huggingface.co/openai/privacy-filter."""
 
-    FIELDS = GptOssForCausalLM.FIELDS | fields(
-        mixture=Read(lambda c: replace(_clamped(c), stored=StoredExperts(is_stacked=True, is_transposed=True))),
-        head_dim=Read(Checkpoint.optional_positive, "head_dim"),
-        windows=Read(_both_sides),
-        interleaved=True,
-    )
+    FIELDS = {
+        **GptOssForCausalLM.FIELDS,
+        "mixture": Read(lambda c: replace(_clamped(c), stored=StoredExperts(is_stacked=True, is_transposed=True))),
+        "head_dim": Read(Checkpoint.optional_positive, "head_dim"),
+        "windows": Read(_both_sides),
+        "interleaved": True,
+    }
 
 
 def _shared_of_all_layers(c: Checkpoint) -> Mixture:
