@@ -31,6 +31,9 @@ _MOST_OPEN: Final = 512
 _MOST_LINE_BYTES: Final = 32 << 20
 _MOST_OPEN_BYTES: Final = 256 << 20
 """Most bytes of these lines together."""
+_OF_SOUNDS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
+_MOST_SOUNDS: Final = 8
+"""Sounds of lines that are read and written down at once."""
 
 
 class _Line(msgspec.Struct):
@@ -88,10 +91,10 @@ async def write_results(app: App, source: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.partial")
     num_done = _keep_complete_lines(partial)
     results: deque[tuple[int, asyncio.Task[bytes]]] = deque()
-    num_open_bytes = 0
+    num_open_bytes, sounds = 0, asyncio.Semaphore(_MOST_SOUNDS)
     with source.open("rb") as lines, _naming(partial), partial.open("ab") as out:
         for line in islice(_lines(lines), num_done, None):
-            results.append((len(line or b""), asyncio.create_task(_result(app, line))))
+            results.append((len(line or b""), asyncio.create_task(_result(app, line, sounds))))
             num_open_bytes += len(line or b"")
             while len(results) >= _MOST_OPEN or num_open_bytes > _MOST_OPEN_BYTES:
                 num_bytes, result = results.popleft()
@@ -148,8 +151,11 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
             yield line
 
 
-async def _result(app: App, line: bytes | None) -> bytes:
-    """Return the line of the output for a line of the input; what is wrong with it becomes its error."""
+async def _result(app: App, line: bytes | None, sounds: asyncio.Semaphore) -> bytes:
+    """Return the line of the output for a line of the input; what is wrong with it becomes its error.
+
+    sounds: acquired for a line with a sound.
+    """
     asked, custom_id = None, None
     try:
         if line is None:
@@ -160,7 +166,14 @@ async def _result(app: App, line: bytes | None) -> bytes:
             raise ValueError(f"{asked.method} {asked.url} is no request of a batch; use POST and a path below /v1/")
         if _wants_stream(asked.body):
             raise ValueError("stream is true, but a batch has no streams; leave it out")
-        status, request_id, body = await _ask(app, asked)
+        if asked.url in _OF_SOUNDS:
+            from octavo.server.sounds import form_of_url
+
+            async with sounds:
+                form = await asyncio.to_thread(form_of_url, app.context.llm.config.model, bytes(asked.body))
+                status, request_id, body = await _ask(app, asked.url, *form)
+        else:
+            status, request_id, body = await _ask(app, asked.url, "application/json", bytes(asked.body))
     except (ValueError, RecursionError) as error:
         problem: dict[str, Any] = {"code": "invalid_request", "message": str(error)}
         return _encoded(custom_id, None, problem)
@@ -179,13 +192,13 @@ def _encoded(custom_id: str | None, response: Any, error: Any) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-async def _ask(app: App, asked: _Line) -> tuple[int, str, bytes]:
-    """Return status, id and body of the response of the application to a line."""
+async def _ask(app: App, url: str, content_type: str, content: bytes) -> tuple[int, str, bytes]:
+    """Return status, id and body of the response of the application to a request."""
     messages: list[Any] = []
-    body = [{"type": "http.request", "body": bytes(asked.body), "more_body": False}]
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    headers.append((b"content-length", str(len(bytes(asked.body))).encode()))
-    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": asked.url, "root_path": ""}
+    body = [{"type": "http.request", "body": content, "more_body": False}]
+    headers = [(b"host", b"localhost"), (b"content-type", content_type.encode())]
+    headers.append((b"content-length", str(len(content)).encode()))
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": url, "root_path": ""}
 
     async def receive() -> Any:
         return body.pop() if body else await asyncio.Event().wait()

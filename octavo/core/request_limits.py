@@ -56,7 +56,7 @@ _TEXTS = FieldLimits(_PROMPTS, entries=MAX_PROMPTS, chars=MAX_PROMPT_CHARS, tota
 _LIMITS: Final = {
     "prompt texts queries text_1 text_2 data_1 data_2 items": _TEXTS,
     "prompt_embeds": FieldLimits(_PROMPTS, entries=MAX_PROMPTS),
-    "suffix input_prefix input_suffix query": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
+    "suffix input_prefix input_suffix query hotwords": FieldLimits(_PROMPTS, chars=MAX_PROMPT_CHARS),
     "input_extra": FieldLimits(
         _PROMPTS, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
@@ -86,7 +86,7 @@ _LIMITS: Final = {
     "documents": FieldLimits(
         _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
-    "reasoning_effort verbosity language early_stopping": FieldLimits("it is one word", chars=16),
+    "reasoning_effort verbosity language to_language early_stopping": FieldLimits("it is one word", chars=16),
     "prediction": FieldLimits("it is tokenised", chars=1 << 20, total_chars=1 << 20, values=4096),
     "stop stop_sequences": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
     "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),

@@ -13,11 +13,13 @@ from torch import nn
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import READ_IMAGES
 from octavo.config.section import COUNTS
+from octavo.config.sounds import READ_SOUND
 from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
-from octavo.models.fallback.library import INSTALL, library_version, refusal
+from octavo.models.fallback.library import library_version, refusal
 
 _STACKS: Final = ("layers", "layer", "blocks", "block")
 """What transformers calls the layers of an encoder."""
@@ -57,7 +59,9 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
     Raises UnsupportedModel without transformers, and CheckpointError for values that it refuses.
     """
     if library_version() is None:
-        raise UnsupportedModel(f"{checkpoint.where}: the encoder of this model is transformers' own: {INSTALL}")
+        raise UnsupportedModel(
+            f"{checkpoint.where}: the encoder of this model is transformers' own: {_install(checkpoint)}"
+        )
     import_meta_registrations()
     import transformers
 
@@ -73,6 +77,13 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
         return make(values)
     except Exception as error:  # whatever it raises is about the values
         raise refusal(checkpoint, error, values, make) from error
+
+
+def _install(checkpoint: Checkpoint) -> str:
+    """Return the command that installs what the encoders of a checkpoint need, with readers of their files."""
+    readers = {"audio": READ_SOUND | {"WhisperForConditionalGeneration"}, "images": READ_IMAGES}
+    extras = [name for name, readable in readers.items() if checkpoint.architecture in readable]
+    return f"pip install 'octavo[{','.join(extras) or 'transformers'}]'"
 
 
 def library_module(make: Callable[[Any], nn.Module], library: Any) -> nn.Module:

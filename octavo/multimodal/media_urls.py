@@ -1,4 +1,5 @@
-"""Reads the URLs of images: what they hold themselves, files of one folder, and hosts that the operator allows."""
+"""Reads the URLs of images, videos and sounds: what they hold themselves, files of one folder, and hosts that the
+operator allows."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ FETCH_S: Final = 5.0
 MOST_REDIRECTS: Final = 3
 
 _CHUNK: Final = 64 << 10
+_HEADERS: Final = {"Accept": "image/*, */*;q=0.8", "Accept-Encoding": "identity"}
 
 
 class MustReadElsewhere(Exception):
@@ -67,7 +69,7 @@ class MediaUrls:
         needed = {"file": "--allowed-local-media-path", "http": "--allowed-media-domains"}.get(scheme.rstrip("s"))
         remedy = f"; the operator may allow it with {needed}" if needed else ""
         raise InvalidRequest(
-            f"{field} begins with {scheme[:20]!r}, which is not read here: send the image itself as "
+            f"{field} begins with {scheme[:20]!r}, which is not read here: send the data itself, as in "
             f"data:image/png;base64,…{remedy}",
             field=field,
             code="unsupported_image_url",
@@ -121,7 +123,7 @@ class MediaUrls:
             opened.append(connection.sock)
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             with closing(connection):
-                connection.request("GET", target, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
+                connection.request("GET", target, headers=_HEADERS)
                 with connection.getresponse() as response:
                     if response.status == 200:
                         return _bounded(response.read, field)
@@ -203,18 +205,18 @@ def _bounded(read: Callable[[int], bytes], field: str) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > MOST_BYTES:
-            raise _refused(field, f"has more than {MOST_BYTES:,} bytes, the most of an image; send a smaller one")
+            raise _refused(field, f"has more than {MOST_BYTES:,} bytes, the most of a file; send a smaller one")
     return b"".join(pieces)
 
 
 def _data(url: str, field: str) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise _refused(field, "is a data: URL without ;base64; encode the image so")
+        raise _refused(field, "is a data: URL without ;base64; encode the data so")
     if len(body) > MOST_BYTES * 4 // 3 + 4:
         raise _refused(
             field,
-            f"has {len(body):,} characters, more than an image of {MOST_BYTES:,} bytes has; send a smaller one",
+            f"has {len(body):,} characters, more than a file of {MOST_BYTES:,} bytes has; send a smaller one",
         )
     try:
         return base64.b64decode(body, validate=True)

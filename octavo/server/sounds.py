@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -91,6 +92,7 @@ def hear(job: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> by
 
     task, _, content_type = job.partition(" ")
     asked, data = of_form(read_form(content_type, body))
+    asked.check_task("translate" if task == "translate" else "transcribe")
     if model.speech is None:
         return msgspec.msgpack.encode(_in_prompts(asked, task, data, tools))
     settings = log_mel(model.path)
@@ -127,6 +129,29 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
         )
         start = stop
     return SpokenSound(asked, pieces, round(len(samples) / rate, 2))
+
+
+def form_of_url(model: ModelConfig, body: bytes) -> tuple[str, bytes]:
+    """Return the type and the bytes of the form that a JSON object with a `file_url` stands for.
+
+    Raises ValueError, or InvalidRequest for a URL that the operator does not allow.
+    """
+    from octavo.multimodal.media_urls import MediaUrls
+
+    fields = msgspec.json.decode(body, type=dict[str, Any])
+    url = fields.pop("file_url", None)
+    if not isinstance(url, str) or "file" in fields:
+        raise ValueError("the body needs the sound as file_url, a URL such as data:audio/wav;base64,…, and no file")
+    sound = MediaUrls(model).read(url, "file_url")
+    boundary, parts = uuid4().hex, list[bytes]()
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else () if value is None else (value,):
+            text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
+            head = f"--{boundary}\r\nContent-Disposition: form-data; name={msgspec.json.encode(name).decode()}"
+            parts.append(f"{head}\r\n\r\n{text}\r\n".encode())
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="sound"\r\n\r\n'
+    parts += [head.encode(), sound, f"\r\n--{boundary}--\r\n".encode()]
+    return f"multipart/form-data; boundary={boundary}", b"".join(parts)
 
 
 def log_mel(path: str) -> LogMel:

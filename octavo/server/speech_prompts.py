@@ -83,8 +83,8 @@ def _qwen3_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     language = _named_language(asked.form.language)
     content: list[Mapping[str, object]] = [{"type": "audio", "audio": asked.sound}]
     messages = [{"role": "user", "content": content}]
-    if asked.form.prompt:
-        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": asked.form.prompt}]})
+    if words := " ".join(filter(None, (asked.form.hotwords, asked.form.prompt))):
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": words}]})
     prompt = tools.render_chat(messages)
     begun = f"language {language}{_ASR_TEXT}" if language else ""
     return msgspec.structs.replace(prompt, text=f"{prompt.text}{begun}")
@@ -95,7 +95,7 @@ def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
     _refuse_prompt(asked.form)
     _refuse_language(asked.form)
     assert tools.media.sounds is not None, "a model without sounds has no style"
-    content = f"{tools.tokenizer.token_text(tools.media.sounds.marker)}{_GRANITE_WORDS[asked.task]}"
+    content = f"{tools.tokenizer.token_text(tools.media.sounds.marker)}{_in_words(asked, _GRANITE_WORDS)}"
     prompt = tools.render_chat(
         [{"role": "user", "content": content}], ChatOptions(allow_special_tokens_in_content=True)
     )
@@ -106,7 +106,7 @@ def _behind(tools: InputProcessor, asked: Asked, words: Mapping[Task, str]) -> P
     """The words of the task stand behind the sound, as the template of chats has them."""
     _refuse_prompt(asked.form)
     _refuse_language(asked.form)
-    text = {"type": "text", "text": words[asked.task]}
+    text = {"type": "text", "text": _in_words(asked, words)}
     return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, text]}])
 
 
@@ -115,20 +115,28 @@ def _omni(tools: InputProcessor, asked: Asked) -> Prompt:
     _refuse_prompt(asked.form)
     language = _named_language(asked.form.language)
     if asked.task == "translate":
-        words = f"Translate this audio{f' from {language}' if language else ''} into English."
+        words = f"Translate this audio{f' from {language}' if language else ''} into {_target(asked.form)}."
     else:
         words = f"Transcribe this audio{f' into {language}' if language else ''}."
     content = [{"type": "audio", "audio": asked.sound}, {"type": "text", "text": words}]
     return tools.render_chat([{"role": "user", "content": content}])
 
 
-def _named_language(given: str | None) -> str | None:
-    """Return the name of a language by its code. Raises InvalidRequest."""
+def _in_words(asked: Asked, words: Mapping[Task, str]) -> str:
+    """Return the task in words of a family, with the language of a translation."""
+    return words[asked.task].format(language=_target(asked.form))
+
+
+def _target(form: TranscriptionRequest) -> str:
+    """Return the name of the language of a translation. Raises InvalidRequest."""
+    return _named_language(form.to_language, "to_language") or "English"
+
+
+def _named_language(given: str | None, field: str = "language") -> str | None:
+    """Return the name of a language by its code. Raises InvalidRequest about `field`."""
     language = None if given is None else _LANGUAGES.get(given.lower())
     if given is not None and language is None:
-        raise InvalidRequest(
-            f"language is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field="language"
-        )
+        raise InvalidRequest(f"{field} is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field=field)
     return language
 
 
@@ -138,20 +146,26 @@ def _refuse_language(form: TranscriptionRequest) -> None:
 
 
 def _refuse_prompt(form: TranscriptionRequest) -> None:
-    if form.prompt:
-        raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
+    for name in ("prompt", "hotwords"):
+        if getattr(form, name):
+            raise no_text_before(name)
+
+
+def no_text_before(field: str) -> InvalidRequest:
+    """Return the error for a field with such a text."""
+    return InvalidRequest(f"{field} is set, and this model reads no text before a sound; leave it out", field=field)
 
 
 _LONGEST_HEAD: Final = 40
 """Characters before the text, in which a language is looked for."""
 _GRANITE_WORDS: Final[Mapping[Task, str]] = {
     "transcribe": "can you transcribe the speech into a written format?",
-    "translate": "translate the speech to English",
+    "translate": "translate the speech to {language}",
 }
 _GLM_WORDS: Final[Mapping[Task, str]] = {"transcribe": "Please transcribe this audio into text"}
 _PHI4_WORDS: Final[Mapping[Task, str]] = {
     "transcribe": "Transcribe the audio clip into text.",
-    "translate": "Translate the audio to English.",
+    "translate": "Translate the audio to {language}.",
 }
 _ASR_TEXT: Final = "<asr_text>"
 _VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")

@@ -64,7 +64,8 @@ class SpeechSegment(Struct, frozen=True):
 class Transcriber:
     """One sound and what is asked of it. features: [bands, frames], of which the sound lasts `num_frames`.
 
-    before: tokens of the text before the sound. sampling: further sampling parameters.
+    before: tokens of the text before the sound. hotwords: tokens of words to expect, which stand before each window.
+    sampling: further sampling parameters.
     """
 
     tokens: SpeechTokens
@@ -79,6 +80,7 @@ class Transcriber:
     timestamps: bool = False
     temperatures: tuple[float, ...] = FALLBACKS
     before: Sequence[int] = ()
+    hotwords: Sequence[int] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
 
     async def segments(self) -> AsyncGenerator[list[SpeechSegment], None]:
@@ -92,7 +94,7 @@ class Transcriber:
             silence = await self._no_speech(media)
             if self.language is None and self.tokens.languages:
                 self.language = await self._detected(media)
-            attempt = await self._written(media, silence, self.before if seek == 0 else ())
+            attempt = await self._written(media, silence, (*self.hotwords, *(self.before if seek == 0 else ())))
             step = length
             if silence <= SILENT_FROM or attempt.avg_logprob >= LEAST_LOGPROB:
                 made, step = self._segments(attempt, silence, seek, length, number)

@@ -110,7 +110,8 @@ class Utterance:
         self._boundary = os.urandom(16).hex()
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._num_bytes = 0
-        self._is_whole = False
+        self.is_whole = False
+        """Whether nothing can be added: it is committed, or nothing was for a long time."""
         self._status, self._body = 0, b""
         self._has_left = False
         self._reason: ApiError | None = None
@@ -131,8 +132,9 @@ class Utterance:
 
     def commit(self) -> None:
         """End the sound."""
-        self._is_whole = True
-        self._put(_form_tail(self._boundary), more_body=False)
+        if not self.is_whole:
+            self.is_whole = True
+            self._put(_form_tail(self._boundary), more_body=False)
 
     def leave(self, reason: ApiError | None = None) -> None:
         """End the request, as if its client had closed its connection. reason: an error to send."""
@@ -147,13 +149,12 @@ class Utterance:
         self._messages.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
 
     async def _receive(self) -> Message:
-        timeout_s = self._request.app.context.args.body_timeout_s
         try:
-            async with asyncio.timeout(None if self._is_whole else timeout_s):
+            async with asyncio.timeout(None if self.is_whole else self._request.app.context.args.body_timeout_s):
                 message = await self._messages.get()
-        except TimeoutError as error:
-            text = f"nothing was appended to an utterance for {timeout_s:g} s (--body-timeout-s); commit it in time"
-            raise ApiError(408, text, code="request_timeout") from error
+        except TimeoutError:  # a client that is silent for long: what came takes memory until it is written down
+            self.commit()
+            message = await self._messages.get()
         if message["type"] == "http.disconnect":
             self._messages.put_nowait(message)  # whoever asks after it gets it, too
         return message

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import resource
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from octavo.async_llm import AsyncLLM
@@ -15,6 +18,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
 from tests.server.fake_llm import FakeAsyncLLM
 from tests.server.fake_llm import fakes_read_texts_inline as fakes_read_texts_inline
+from tests.server.routes.test_audio import LETTERS, wav
 
 
 def line(custom_id: str, url: str = "/v1/completions", **body: object) -> str:
@@ -72,3 +76,44 @@ async def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> No
             await write_results(build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()), source, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.anyio
+async def test_a_line_names_its_sound_by_a_url(tmp_path: Path) -> None:
+    source, target, folder = (tmp_path / name for name in ("in", "out", "sounds"))
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_source_positions": 50, "num_mel_bins": 8}')
+    (folder / "preprocessor_config.json").write_text('{"feature_size": 8}')
+    (folder / "a.wav").write_bytes(wav(0.5))
+    llm = FakeAsyncLLM()
+    model = dataclasses.replace(
+        llm.config.model, speech=LETTERS, path=str(folder), allowed_local_media_path=str(folder)
+    )
+    llm.config = msgspec.structs.replace(llm.config, model=model)
+    data = "data:audio/wav;base64," + base64.b64encode(wav(0.5)).decode()
+    granularities = {"response_format": "verbose_json", "timestamp_granularities": ["segment"]}
+    url = "/v1/audio/transcriptions"
+    lines = [
+        spoken("a", url, file_url=f"file://{folder}/a.wav", temperature=0.5, language=None),
+        spoken("b", "/v1/audio/translations", file_url=data, **granularities),
+        spoken("c", url, file_url="file:///etc/passwd"),
+        spoken("d", url, file_url="https://example.com/a.wav"),
+        spoken("e", url, file=data),
+        spoken("f", url, file_url=data, wrong=1),
+    ]
+    source.write_text("\n".join(lines))
+    await write_results(build_app(cast(AsyncLLM, llm), ServerArgs()), source, target)
+    found, timed, *errors = [json.loads(each) for each in target.read_text().splitlines()]
+    assert found["response"]["body"]["text"].startswith("Blocks are pages")
+    assert [each["end"] for each in timed["response"]["body"]["segments"]] == [0.5]
+    messages = [
+        each["error"]["message"] if each["error"] else each["response"]["body"]["error"]["message"] for each in errors
+    ]
+    expected = ("outside of the folder", "allow it with --allowed-media-domains", "needs the sound as file_url")
+    assert all(
+        part in message for part, message in zip((*expected, "wrong is not a known field"), messages, strict=True)
+    )
+
+
+def spoken(custom_id: str, url: str, **body: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})

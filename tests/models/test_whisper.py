@@ -13,7 +13,8 @@ from torch import Tensor
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.encoder import library_config
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import run_ranks
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint
@@ -107,3 +108,20 @@ def test_a_checkpoint_without_its_encoder_is_refused(tmp_path: Path) -> None:
     edit_tensors(path, remove=("model.encoder.conv1.bias",))
     with pytest.raises(CheckpointError, match=r"encoder\.conv1\.bias is missing"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra"),
+    [
+        ("WhisperForConditionalGeneration", "audio"),
+        ("Qwen3ASRForConditionalGeneration", "audio"),
+        ("Gemma3nForConditionalGeneration", "audio,images"),
+        ("LlavaForConditionalGeneration", "images"),
+    ],
+)
+def test_without_transformers_the_extra_that_reads_the_files_is_named(
+    architecture: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("octavo.models.encoder.library_version", lambda: None)
+    with pytest.raises(UnsupportedModel, match=rf"pip install 'octavo\[{extra}\]'"):
+        library_config(Checkpoint(tmp_path, {"architectures": [architecture]}), "AnyConfig")

@@ -44,7 +44,7 @@ def test_a_data_url_is_decoded() -> None:
         ("gopher://x", "begins with 'gopher', which is not read here"),
         ("data:image/png,abc", "without ;base64"),
         ("data:image/png;base64,a!b", "is no base64"),
-        ("data:image/png;base64," + "A" * (1 << 25), "more than an image of"),
+        ("data:image/png;base64," + "A" * (1 << 25), "more than a file of"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -61,6 +61,11 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
         audio = [tools.tokenizer.token_id("<audio>")] * 6
         expected = [*tools.tokenizer.encode("<user>"), *audio, *tools.tokenizer.encode(f"{words}<assistant>")]
         assert server.llm.requests[-1][1].token_ids == expected
+    assert post(server.url, tone(0.5), "translations", to_language="DE").status_code == 200
+    text = tools.tokenizer.decode(server.llm.requests[-1][1].token_ids, False)
+    assert text.endswith("translate the speech to German<assistant>")
+    for field, value in (("hotwords", "Ag"), ("to_language", "xx")):
+        assert post(server.url, tone(0.5), "translations", **{field: value}).json()["error"]["param"] == field
     monkeypatch.setattr(server.llm, "input", tools := inputs(tmp_path, "glmasr"))
     assert post(server.url, tone(0.5)).status_code == 200
     text = tools.tokenizer.decode(server.llm.requests[-1][1].token_ids, False)
@@ -103,6 +108,9 @@ def test_language_and_text_of_the_request_are_in_the_prompt(asking: Served) -> N
     first = token_ids.index(audio)
     assert tokenizer.decode(token_ids[:first], False) == "<system>Welt <audio><user>", "spelt, and no token"
     assert tokenizer.decode(token_ids[first + 7 :], False) == "<assistant>language German<asr_text>"
+    post(asking.url, tone(0.5), hotwords="Hallo", prompt="Welt")
+    token_ids = asking.llm.requests[1][1].token_ids
+    assert tokenizer.decode(token_ids[: token_ids.index(audio)], False) == "<system>Hallo Welt<user>"
     refused = post(asking.url, tone(0.5), language="xx").json()["error"]
     assert (refused["param"], "expected one of ar, cs," in refused["message"]) == ("language", True)
     assert post(asking.url, tone(0.5), "translations").json()["error"]["code"] == "unsupported_task"

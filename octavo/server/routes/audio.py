@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +25,7 @@ from octavo.server.generation import EngineRequests
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
-from octavo.server.speech_prompts import SpeechStyle, Task, gap, style_of
+from octavo.server.speech_prompts import SpeechStyle, Task, gap, no_text_before, style_of
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
 
 if TYPE_CHECKING:
@@ -80,11 +80,20 @@ class SpokenChoice(Struct, frozen=True):
     index: int = 0
 
 
+class TokenCounts(Struct, frozen=True):
+    """The tokens so far, as vLLM sends them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class TextDelta(Struct, frozen=True):
     """An event of a stream: more text. choices: the same for clients of vLLM."""
 
     delta: str
     choices: tuple[SpokenChoice]
+    usage: TokenCounts | UnsetType = UNSET
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
 
 
@@ -95,6 +104,13 @@ class TextDone(Struct, frozen=True):
     usage: SpeechUsage
     choices: tuple[SpokenChoice] = (SpokenChoice(SpokenText(""), "stop"),)
     type: Literal["transcript.text.done"] = "transcript.text.done"
+
+
+class SpokenTotals(Struct, frozen=True):
+    """The event behind the last one, with `stream_include_usage`: all tokens, as vLLM sends them."""
+
+    usage: TokenCounts
+    choices: list[SpokenChoice] = []
 
 
 async def transcribe(context: ServerContext, request: Request) -> Any:
@@ -117,7 +133,7 @@ async def _respond(context: ServerContext, request: Request, task: Task) -> Any:
     talk = _Talk(context, request, asked)
     transcriber = _transcriber(context.llm, talk, heard, speech, task)
     if asked.stream:
-        return EventStream(_events(talk, _segment_texts(transcriber)), context.open_requests)
+        return EventStream(_events(talk, asked, _segment_texts(transcriber)), context.open_requests)
     async with context.open_requests.track(request.receive), aclosing(transcriber.segments()) as windows:
         segments = [each async for window in windows for each in window]
     return _formatted(asked, segments, task, transcriber.language or "en", heard.seconds)
@@ -160,7 +176,7 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
         **asked.sampling,
     )
     if asked.stream:
-        return EventStream(_events(talk, _piece_texts(talk, heard, style, params)), context.open_requests)
+        return EventStream(_events(talk, asked, _piece_texts(talk, heard, style, params)), context.open_requests)
     segments, language, before = list[SpeechSegment](), asked.language, ""
     async with context.open_requests.track(request.receive):
         for piece in heard.pieces:
@@ -200,8 +216,14 @@ def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None
         )
     if task == "translate" and not speech.tasks:
         raise InvalidRequest("this model knows English alone: there is nothing to translate", code="unsupported_task")
-    if asked.prompt and speech.previous is None:
-        raise InvalidRequest("prompt is set, and this model reads no text before a sound; leave it out", field="prompt")
+    if asked.to_language is not None and asked.to_language.lower() != "en":
+        raise InvalidRequest(
+            f"to_language is {asked.to_language!r}, expected en: this model translates into English alone",
+            field="to_language",
+        )
+    for name in ("prompt", "hotwords") if speech.previous is None else ():
+        if getattr(asked, name):
+            raise no_text_before(name)
 
 
 class _Talk:
@@ -209,7 +231,17 @@ class _Talk:
 
     def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
         self.requests = EngineRequests(context, request, asked, "transcr-")
-        self.num_prompt_tokens = self.num_new_tokens = 0
+        self._num_prompt_tokens = self._num_new_tokens = 0
+        self._last: RequestOutput | None = None
+        """Of the prompt that is being answered."""
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens of all prompts so far."""
+        last = self._last
+        num_in = self._num_prompt_tokens + (0 if last is None else len(last.prompt_token_ids))
+        num_out = self._num_new_tokens + (0 if last is None else last.num_generated_tokens)
+        return TokenCounts(num_in, num_out, num_in + num_out)
 
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
@@ -223,16 +255,17 @@ class _Talk:
 
     async def outputs(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a prompt, and count its tokens behind the last one that is read. Raises ApiError."""
-        outputs, last = self.requests.outputs([prompt], params, {}), None
+        outputs = self.requests.outputs([prompt], params, {})
         try:
             async with aclosing(outputs):
-                async for _, last in outputs:
-                    yield last
+                async for _, self._last in outputs:
+                    yield self._last
         finally:
+            last, self._last = self._last, None
             if last is not None:
                 num_prompt, num_new = len(last.prompt_token_ids), last.num_generated_tokens
-                self.num_prompt_tokens += num_prompt
-                self.num_new_tokens += num_new
+                self._num_prompt_tokens += num_prompt
+                self._num_new_tokens += num_new
                 if self.requests.meter is not None:
                     self.requests.meter.spend(num_prompt + num_new)
 
@@ -241,7 +274,11 @@ def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTo
     import numpy as np
 
     asked, settings = heard.asked, log_mel(llm.config.model.path)
-    before = llm.tokenizer.encode(f" {asked.prompt.strip()}", add_special_tokens=False) if asked.prompt else []
+
+    def written(text: str | None) -> list[int]:
+        found = llm.tokenizer.encode(f" {text.strip()}", add_special_tokens=False) if text else []
+        return [each for each in found if each < speech.end]
+
     return Transcriber(
         tokens=speech,
         settings=settings,
@@ -254,7 +291,8 @@ def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTo
         language=None if asked.language is None else asked.language.lower(),
         timestamps=asked.is_timed or heard.num_frames > settings.num_frames,
         temperatures=(asked.temperature,) if asked.temperature else FALLBACKS,
-        before=[each for each in before if each < speech.end],
+        before=written(asked.prompt),
+        hotwords=written(asked.hotwords),
         sampling=asked.sampling,
     )
 
@@ -285,16 +323,22 @@ async def _piece_texts(
                     num_sent, last = num_sent + len(text), text
 
 
-async def _events(talk: _Talk, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each piece of text, and one with the whole text."""
+async def _events(
+    talk: _Talk, asked: TranscriptionRequest, pieces: AsyncGenerator[str, None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield an event for each piece of text, one with the whole text, and one with all tokens if that is asked for."""
     make, texts = partial(event, msgspec.json.Encoder()), list[str]()
     async with aclosing(pieces):
         async for piece in pieces:
             if text := piece if texts else piece.lstrip():
                 texts.append(text)
-                yield make(TextDelta(text, (SpokenChoice(SpokenText(text)),)))
-    num_in, num_out = talk.num_prompt_tokens, talk.num_new_tokens
-    yield make(TextDone("".join(texts).strip(), SpeechUsage(num_in, num_out, num_in + num_out)))
+                so_far = talk.counts if asked.continuous_usage else UNSET
+                yield make(TextDelta(text, (SpokenChoice(SpokenText(text)),), so_far))
+    counts = talk.counts
+    usage = SpeechUsage(counts.prompt_tokens, counts.completion_tokens, counts.total_tokens)
+    yield make(TextDone("".join(texts).strip(), usage))
+    if asked.stream_include_usage:
+        yield make(SpokenTotals(counts))
     yield DONE
 
 

@@ -123,7 +123,7 @@ class _Session:
     def _stop(self) -> None:
         """Write down what was committed, and nothing more."""
         self._is_stopping = True
-        if self._current is not None:
+        if self._current is not None and not self._current.is_whole:
             self._current.leave(shutting_down())
         self._current = self._turn = None
         self._close_if_done()
@@ -194,7 +194,7 @@ class _Session:
             self._turn = Turn(f"item-{self._num_turns}", self.words, self.say)
         if self._turn.has_failed:
             return
-        if self._current is None:
+        if self._current is None or self._current.is_whole:
             if len(self._open) >= MOST_UTTERANCES:
                 message = f"{len(self._open)} utterances are being written down; wait for the text of the first"
                 raise ApiError(429, message, code="too_many_utterances")

@@ -23,6 +23,10 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
     timestamp_granularities: list[Literal["segment", "word"]] = []
     temperature: float | None = None
     stream: bool = False
+    hotwords: str | None = None
+    to_language: str | None = None
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
 
     seed: Int | None = None
     top_p: float | None = None
@@ -39,6 +43,11 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that are given, without the temperature."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each event of the stream has the tokens so far."""
+        return self.stream_include_usage and self.stream_continuous_usage_stats
 
     @property
     def is_timed(self) -> bool:
@@ -63,7 +72,19 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
                 f"response_format is {self.response_format}, expected json or text where stream is true",
                 field="response_format",
             )
+        for name in () if self.stream else ("stream_include_usage", "stream_continuous_usage_stats"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name} is true, which needs stream, which is false; set it", field=name)
         SamplingParams(temperature=self.temperature or 0.0, **self.sampling)
+
+    def check_task(self, task: Literal["transcribe", "translate"]) -> None:
+        """Raise InvalidRequest for fields of another task."""
+        if self.to_language is not None and task == "transcribe":
+            raise InvalidRequest(
+                f"to_language is {self.to_language!r}, and a transcription is in the language of the sound; "
+                "ask /v1/audio/translations, or leave it out",
+                field="to_language",
+            )
 
 
 _SAMPLING = ("seed", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")

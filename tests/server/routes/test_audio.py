@@ -70,6 +70,13 @@ def test_windows_follow_each_other_and_the_text_is_theirs(hearing: Served) -> No
     text = [990, 66, 910]
     before = [920, ord(" "), ord("H"), ord("i")]
     assert prompts == [first, second, (before + text, 0.5), first, (text, 0.5)]
+    client_of(hearing.url).transcriptions.create(
+        model="letters", file=("a.wav", wav(1.9)), temperature=0.5, prompt="Hi", extra_body={"hotwords": "Ag"}
+    )
+    asked = [prompt.token_ids for _, prompt, params, _ in hearing.llm.requests[5:] if params.temperature]
+    words = [920, ord(" "), ord("A"), ord("g")]
+    assert asked == [words + before[1:] + text, words + text]
+    del hearing.llm.requests[5:]
     assert len({prompt.media[0].digest for _, prompt, _, _ in hearing.llm.requests}) == 2
 
 
@@ -86,6 +93,16 @@ def test_every_format_is_there(hearing: Served) -> None:
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
     assert delta.choices[0]["delta"] == {"content": delta.delta}
     assert [each.choices[0]["finish_reason"] for each in (delta, done)] == [None, "stop"]
+    counts = create(stream=True, extra_body={"stream_include_usage": "true"}, **common)
+    *others, totals = [each.to_dict() for each in counts]
+    assert [each.get("choices") for each in others] == [each.to_dict()["choices"] for each in (delta, done)]
+    assert totals["choices"] == []
+    assert "usage" not in others[0]
+    both = {"stream_include_usage": "true", "stream_continuous_usage_stats": "true"}
+    first, *_, last = [each.to_dict() for each in create(stream=True, extra_body=both, **common)]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    spoken = done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens
+    assert first["usage"] == last["usage"] == totals["usage"] == dict(zip(names, spoken, strict=True))
     with pytest.warns(DeprecationWarning, match="deprecated"):  # by the client
         found = client_of(hearing.url).translations.create(model="letters", file=("a.wav", wav(0.2)))
     assert found.text.startswith("Blocks are pages")
@@ -127,6 +144,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "temperature": ({"temperature": -1.0}, "temperature", "temperature"),
     "format": ({"response_format": "xml"}, "response_format", "is not one of json, srt, text"),
     "field": ({"extra_body": {"wrong": "1"}}, "wrong", "wrong is not a known field"),
+    "usage": ({"extra_body": {"stream_include_usage": "true"}}, "stream_include_usage", "needs stream"),
+    "target": ({"extra_body": {"to_language": "de"}}, "to_language", "ask /v1/audio/translations"),
     "include": ({"include": ["logprobs"]}, "include", "include is not supported"),
     "model": ({"model": "other"}, "model", "other"),
     "no sound": ({"file": ("a.wav", b"RIFF")}, "file", "no sound that can be decoded"),
