@@ -24,3 +24,20 @@ class BlockSparseAttention(CachedLayer):
         cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
         out: Tensor = self.ops.block_sparse_attention(q, k, v, small, cache, metadata, self.choice)
         return out.flatten(1)
+
+
+class ChosenKeysAttention(CachedLayer):
+    """Stores keys and values, and attends to the tokens that are chosen for each query. scale: the factor of scores."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self._scale = scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, batch: ModelInput) -> Tensor:
+        """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim].
+
+        chosen: int32 [tokens, most], as of `ops.block_sparse.attend_chosen_keys`.
+        """
+        cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
+        out: Tensor = self.ops.attend_chosen_keys(q, k, v, cache, metadata, chosen, self._scale)
+        return out.flatten(1)

@@ -54,6 +54,21 @@ class Compression:
         return LayerCache(parts, span), LayerCache(Spaced(self.dim + self.index_dim, self.rate))
 
 
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """Queries choose `num_chosen` windows of `rate` tokens, by `count` small heads of `size` elements."""
+
+    rate: int
+    num_chosen: int
+    count: int
+    size: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that a query attends to: those of its windows, and those behind the last window."""
+        return (self.num_chosen + 1) * self.rate - 1
+
+
 class VectorCache(CachedLayer):
     """A layer with a cache of one vector for every `stride` tokens."""
 

@@ -165,6 +165,15 @@ class GatedNorm(Layer):
         yield self.rows_slot(f"{path}.weight", (self._size,), self._rows)
 
 
+class SigmoidGatedNorm(GatedNorm):
+    """The same norm of each group of a row, with one weight for all, whose gate is a sigmoid."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x and gate [tokens, dim] → the same shape."""
+        eps, group, _ = self._numbers
+        return self.ops.gated_by_sigmoid(self.ops.rms_norm(x.view(-1, group), self.weight, eps).view(x.shape), gate)
+
+
 class RecurrentLayer(CachedLayer):
     """A layer with a state, and with numbers of each head in float32, `rows` of which this rank has."""
 

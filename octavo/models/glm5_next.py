@@ -18,7 +18,7 @@ from octavo.config.section import MOST_LAYERS, Section
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.chosen import ChosenAttention
-from octavo.layers.compressed import Compression, FloatTable, OpenWindows, PoolKeys
+from octavo.layers.compressed import Compression, FloatTable, OpenWindows, PoolChoice, PoolKeys
 from octavo.layers.hyper import MeanOfStreams
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
@@ -40,21 +40,6 @@ from octavo.ops.compressed import SmallQueries
 _KEY_EPS: Final = 1e-6
 """Of the norm of small keys."""
 _KINDS: Final = {"linear_attention": RECURRENT, "indexed_attention": ATTENTION, "full_attention": ATTENTION}
-
-
-@dataclass(frozen=True, slots=True)
-class PoolChoice:
-    """Queries choose `num_chosen` windows of `rate` tokens, by `count` small heads of `size` elements."""
-
-    rate: int
-    num_chosen: int
-    count: int
-    size: int
-
-    @property
-    def num_tokens(self) -> int:
-        """The most tokens that a query attends to: those of its windows, and those behind the last window."""
-        return (self.num_chosen + 1) * self.rate - 1
 
 
 @dataclass(frozen=True, kw_only=True)

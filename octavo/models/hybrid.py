@@ -16,6 +16,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.kimi_delta import KimiDeltaAttention
 from octavo.layers.layer import Layer
+from octavo.layers.picked import Pick
 from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
 from octavo.layers.selective import SelectiveMixer, SelectiveOptions, SelectiveSizes
 from octavo.models.blocks import GatedDecoder, RotaryAttention
@@ -103,6 +104,31 @@ def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
     shapes = {name.split(".")[-2]: tensor.shape for name, tensor in tensors.items() if "_conv1d." in name}
     found = [shapes[name][0] for name in names if len(shapes.get(name, ())) == 3]
     return dict(zip(names, found if len(found) == 3 and sum(found) == sizes.channels else counts, strict=True))
+
+
+def read_delta_sizes(c: Checkpoint) -> RecurrentSizes:
+    """Return the sizes of the gated delta rule as Qwen's configs name them. Raises CheckpointError."""
+    heads = c.positive("linear_num_value_heads", 32)
+    return RecurrentSizes(
+        heads,
+        c.divisor("linear_num_key_heads", "linear_num_value_heads", heads, 16),
+        c.positive("linear_key_head_dim", 128),
+        c.positive("linear_value_head_dim", 128),
+        c.positive("linear_conv_kernel_dim", 4),
+    )
+
+
+def delta_picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
+    """Return the picks of queries, keys and values in one tensor, and of a tensor each for gate, beta and step."""
+    keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
+    values = partial(sizes.rows, mesh, of_keys=False, width=sizes.value_dim)
+    heads = (sizes.rows(mesh, of_keys=False),)
+    return [
+        Pick("in_proj_qkv", sizes.channels, (keys(), keys(start=sizes.key_size), values(start=2 * sizes.key_size))),
+        Pick("in_proj_z", sizes.value_size, (values(),)),
+        Pick("in_proj_b", sizes.heads, heads),
+        Pick("in_proj_a", sizes.heads, heads),
+    ]
 
 
 def kimi_delta(**own: Any) -> Callable[[HybridConfig, Mesh], nn.Module]:

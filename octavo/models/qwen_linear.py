@@ -15,7 +15,15 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.picked import Pick
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes
 from octavo.models.blocks import head_norms
-from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds
+from octavo.models.hybrid import (
+    ATTENTION,
+    RECURRENT,
+    HybridConfig,
+    HybridDecoder,
+    delta_picks,
+    read_delta_sizes,
+    read_kinds,
+)
 from octavo.models.sparse import read_shared_mixture, sparse_layers
 
 
@@ -33,14 +41,6 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
         num_layers = c.positive("num_hidden_layers")
         interval = c.positive("full_attention_interval", 4)
         kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(num_layers)]
-        heads = c.positive("linear_num_value_heads", 32)
-        sizes = RecurrentSizes(
-            heads,
-            c.divisor("linear_num_key_heads", "linear_num_value_heads", heads, 16),
-            c.positive("linear_key_head_dim", 128),
-            c.positive("linear_value_head_dim", 128),
-            c.positive("linear_conv_kernel_dim", 4),
-        )
         own: dict[str, Any] = {}
         if c.values.get("num_experts") not in (None, 0):
             own = {"mixture": read_shared_mixture(c, norm_topk_prob=True), "sparse": sparse_layers(c)}
@@ -56,23 +56,12 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
             bias=c.bool("attention_bias", False),
             windows=(),
             kinds=read_kinds(c, kinds),
-            sizes=sizes,
+            sizes=read_delta_sizes(c),
             recurrence=partial(_delta_net, picks=cls.picks),
             **own,
         )
 
-    @staticmethod
-    def picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
-        """Return the picks of queries, keys and values in one tensor, and of a tensor each for gate, beta and step."""
-        keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
-        values = partial(sizes.rows, mesh, of_keys=False, width=sizes.value_dim)
-        heads = (sizes.rows(mesh, of_keys=False),)
-        return [
-            Pick("in_proj_qkv", sizes.channels, (keys(), keys(start=sizes.key_size), values(start=2 * sizes.key_size))),
-            Pick("in_proj_z", sizes.value_size, (values(),)),
-            Pick("in_proj_b", sizes.heads, heads),
-            Pick("in_proj_a", sizes.heads, heads),
-        ]
+    picks = staticmethod(delta_picks)
 
 
 Qwen3_5MoeForCausalLM = Qwen3_5ForCausalLM

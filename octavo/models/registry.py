@@ -23,6 +23,7 @@ _TEXT_ALONE: Final = frozenset(
     {
         "MiniCPMV4_7ForConditionalGeneration",
         "NemotronH_Nano_VL_V2",
+        "Qwen4ExpForConditionalGeneration",
         "Step3p7ForConditionalGeneration",
     }
 )
@@ -125,6 +126,7 @@ _FILES: Final = {
     "nanochat": ("NanoChat",),
     "olmo_hybrid": ("OlmoHybrid",),
     "opt": ("OPT",),
+    "qwen4_exp": ("Qwen4Exp",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "slopes": ("Bloom", "MPT", "Mpt"),
     "step": ("Step3p5",),

@@ -85,6 +85,36 @@ def block_sparse_attention(
     return out
 
 
+def attend_chosen_keys(
+    q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: TokenRows, chosen: Tensor, scale: float
+) -> Tensor:
+    """Write keys to their slots, then let every query attend to the tokens that are chosen for all its heads.
+
+    q is [tokens, heads, dim], k and v are [tokens, kv_heads, dim], the result is [tokens, heads, dim]. `cache` [blocks,
+    values] is the layer's, with key and value of each token one after the other; it is updated in place. chosen: int32
+    [tokens, most] as of `choose_pools`; a query that sees no more than `most` tokens attends to all of them.
+    """
+    out = torch.zeros_like(q)
+    if q.is_meta:
+        return out
+    most = chosen.shape[1]
+    for sequence in written_sequences(k, v, k.new_empty(len(k), 0), cache, metadata):
+        start = sequence.start
+        while start < sequence.length:
+            padded = min(-(-(start + 1) // _KEY_TILE), -(-most // _KEY_TILE)) * _KEY_TILE
+            if start < most:
+                stop = min(sequence.length, padded, most)
+                keys = torch.arange(padded, device=q.device).expand(1, 1, -1)
+            else:
+                stop = min(sequence.length, start + max(1, _GATHERED_KEYS // padded))
+                own = chosen[sequence.tokens_at(start, stop)].long()
+                keys = torch.where(own < 0, stop, own)[:, None]
+            tokens = sequence.tokens_at(start, stop)
+            out[tokens] = _attend_to(q[tokens], sequence, range(start, stop), keys, scale)
+            start = stop
+    return out
+
+
 def written_sequences(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
     """Write keys, values and small keys [tokens, size] to their slots, then yield the sequences of a step."""
     slots, size = metadata.slot_mapping, metadata.block_size
@@ -119,13 +149,18 @@ def spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
 
 def _attend(q: Tensor, small: Tensor, sequence: Sequence, positions: range, by: BlockChoice) -> Tensor:
     """Attend q [queries, heads, dim], which see equally many blocks, to the keys that they choose."""
-    queries = torch.arange(positions.start, positions.stop, device=q.device)[:, None, None]
     seen = positions.start // by.width + 1
     if seen <= by.num_chosen:
         keys = torch.arange(seen * by.width, device=q.device).expand(1, 1, -1)
     else:
         keys = chosen_keys(small, sequence, positions, by)
-    keys = F.pad(keys, (0, -keys.shape[2] % _KEY_TILE), value=seen * by.width)
+    return _attend_to(q, sequence, positions, keys, by.scale)
+
+
+def _attend_to(q: Tensor, sequence: Sequence, positions: range, keys: Tensor, scale: float) -> Tensor:
+    """Attend q [queries, heads, dim] to keys at positions [queries or 1, kv_heads or 1, keys], none behind a query."""
+    queries = torch.arange(positions.start, positions.stop, device=q.device)[:, None, None]
+    keys = F.pad(keys, (0, -keys.shape[2] % _KEY_TILE), value=positions.stop)
     mask = torch.zeros((), device=q.device).masked_fill(keys > queries, float("-inf"))[:, :, None]
     # hidden keys are others: what lies there may be NaN, which a weight of zero would not hide
     keys = keys.clamp(max=positions.stop - 1)
@@ -133,7 +168,7 @@ def _attend(q: Tensor, small: Tensor, sequence: Sequence, positions: range, by: 
     grouped = q.float().view(len(q), sequence.kv_heads, -1, sequence.dim)
     shared = grouped.shape[2]
     padded = F.pad(grouped, (0, 0, 0, -shared % 4))
-    out = F.scaled_dot_product_attention(padded, k, v, attn_mask=mask, scale=by.scale)
+    out = F.scaled_dot_product_attention(padded, k, v, attn_mask=mask, scale=scale)
     return out[:, :, :shared].flatten(1, 2).to(q.dtype)
 
 
@@ -173,6 +208,30 @@ def _examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield q, k, v, (made(num_tokens, kv_heads, size), made(num_tokens, size)), cache, rows, by
 
 
+def _chosen_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield queries that see all tokens and some that see a part of them, fewer than there is room for."""
+    generator, block_size, rows = torch.Generator().manual_seed(1), 16, example_rows((7, 1, 1, 21), (7, 40, 5, 50), 16)
+    for heads, kv_heads, dim, most in ((4, 2, 16, 35), (6, 1, 24, 9)):
+        q, k, v = (torch.randn(30, each, dim, generator=generator).to(dtype) for each in (heads, kv_heads, kv_heads))
+        chosen = torch.full((30, most), -1, dtype=torch.int32)
+        first = 0
+        for count, length in zip(rows.query_lengths, rows.lengths, strict=True):
+            for place, position in enumerate(range(length - count, length), first):
+                seen = torch.arange(position + 1, dtype=torch.int32)
+                seen = seen if len(seen) <= most else seen[-(most - position % 3) :]
+                chosen[place, : len(seen)] = seen
+            first += count
+        cache = torch.randn(17, block_size * 2 * kv_heads * dim, generator=generator).to(dtype)
+        yield q, k, v, cache, rows, chosen, 0.25
+
+
+def _chosen_trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the result and the cache that it leaves."""
+    q, k, v, cache, *others = arguments
+    kept = cache.clone()
+    return implementation(q, k, v, kept, *others), kept
+
+
 def _trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the result and the cache that it leaves."""
     q, k, v, small, cache, rows, by = arguments
@@ -180,4 +239,7 @@ def _trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     return implementation(q, k, v, small, kept, rows, by), kept
 
 
-OPERATORS = (Operator("block_sparse_attention", block_sparse_attention, _examples, trial=_trial),)
+OPERATORS = (
+    Operator("block_sparse_attention", block_sparse_attention, _examples, trial=_trial),
+    Operator("attend_chosen_keys", attend_chosen_keys, _chosen_examples, trial=_chosen_trial),
+)

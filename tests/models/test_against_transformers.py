@@ -145,6 +145,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with dynamic positions": ("llama", {"rope_parameters": DYNAMIC}),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen4_exp": ("qwen4_exp", {}),
     "qwen3_next": ("qwen3_next", {}),
     "qwen3 with yarn positions": ("qwen3", {"rope_parameters": YARN}),
     "qwen2 with yarn positions": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.2, "truncate": False}}),

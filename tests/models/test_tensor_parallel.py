@@ -75,7 +75,7 @@ PLAIN_MIXTURES = (
     *("llama4", "minimax_m3_vl"),
     *("longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2", "mistral4", "mistral_large4", "mixtral", "olmoe"),
     "phimoe",
-    *("qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "sarvam_mla", "solar_open", "step3p5"),
+    *("qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen4_exp", "sarvam_mla", "solar_open", "step3p5"),
 )
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for family in PLAIN_MIXTURES}
 MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})

@@ -1,0 +1,214 @@
+"""What hashes of the last tokens add to several residual streams: tables of n-grams, and a dilated convolution.
+
+Every rank has all streams; ranks share the rows of the tables. Source: Qwen's releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from math import isqrt
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.core.model_shape import State
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.layers.embedding import Embedding
+from octavo.layers.layer import Binding, Layer, TensorSlot
+from octavo.layers.linear import ColumnLinear
+from octavo.layers.recurrent import RecurrentLayer, ShortConvolution
+from octavo.layers.turns import in_turns
+
+_MASK: Final = (1 << 64) - 1
+_STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_GAMMA: Final = 0x9E3779B97F4A7C15
+_SEEDS_APART: Final = 10007
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSizes:
+    """Tables of n-grams of 2 to `longest` tokens, `heads` for each length, whose vectors are `dim` elements together.
+
+    vocab, stop: of tokens, and the one that ends texts. base: rows of the smallest table at least. multiple: of rows of
+    all together. parts: in how many stored tensors they are; 0 for one. seed: of the hashes. taps: of the convolution.
+    """
+
+    longest: int
+    heads: int
+    dim: int
+    vocab: int
+    stop: int
+    base: int
+    multiple: int
+    parts: int
+    seed: int
+    taps: int
+
+    @property
+    def num_tables(self) -> int:
+        """Tables of a layer."""
+        return (self.longest - 1) * self.heads
+
+    def state(self, width: int) -> State:
+        """Return what a layer with streams of this width together keeps: tokens, and the tail of its convolution."""
+        return State(self.longest - 1 + (self.taps - 1) * self.longest * width)
+
+    def rows(self, place: int) -> list[int]:
+        """Return the rows of each table of the `place`-th layer with some: primes, each once in all layers."""
+        found: list[int] = []
+        number = self.base - 1
+        while len(found) < (place + 1) * self.num_tables:
+            number += 1
+            if number > 1 and all(number % each for each in range(2, min(number, isqrt(number) + 1))):
+                found.append(number)
+        return found[place * self.num_tables :]
+
+    def multipliers(self, place: int) -> list[int]:
+        """Return what ids are multiplied with, the current one's and those before it (splitmix64): odd numbers."""
+        half = max(1, ((1 << 63) - 1) // max(self.vocab, 1) // 2)
+        found = []
+        for index in range(self.longest):
+            value = (self.seed + _SEEDS_APART * place + _GAMMA * (index + 2)) & _MASK
+            for shift, factor in _STEPS:
+                value = ((value ^ (value >> shift)) * factor) & _MASK
+            found.append(2 * ((value ^ (value >> 31)) % half) + 1)
+        return found
+
+
+class NgramHashes(Layer):
+    """Ids of tokens, and of those before them, become rows of tables. A checkpoint may repeat the numbers of this."""
+
+    def __init__(self, sizes: NgramSizes, place: int) -> None:
+        super().__init__()
+        self._sizes, rows = sizes, sizes.rows(place)
+        self.num_rows = -(-sum(rows) // sizes.multiple) * sizes.multiple
+        self._numbers = {
+            "layer_multipliers": sizes.multipliers(place),
+            "ngram_heads_vocab_sizes": rows,
+            "ngram_heads_offsets": [0, *accumulate(rows[:-1])],
+        }
+
+    def forward(self, ids: Tensor, before: Tensor) -> Tensor:
+        """ids int64 [tokens], before [tokens, longest - 1] → rows [tokens, tables]."""
+        factors, rows, starts = self._tensors
+        mixed, found = ids * factors[0], []
+        for place in range(1, self._sizes.longest):
+            mixed = mixed ^ (before[:, place - 1] * factors[place])
+            found.append(mixed[:, None].expand(-1, self._sizes.heads))
+        return torch.cat(found, 1) % rows + starts
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and the numbers as tensors."""
+        super().bind(binding)
+        self._tensors = [torch.tensor(each, device=binding.device) for each in self._numbers.values()]
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        for name, own in self._numbers.items():
+            stored = f"{path.rpartition('.')[0]}.{name}"
+            yield TensorSlot(stored, (len(own),), partial(_check, stored, own), required=False, dtype=torch.int64)
+
+
+def _check(name: str, own: list[int], stored: Tensor) -> None:
+    if stored.tolist() != own:
+        raise CheckpointError(
+            f"{name} differs from what seed, vocab_size, ngram_vocab_size_base and ngram_size of config.json give; "
+            "the config belongs to another checkpoint: download both again"
+        )
+
+
+class NgramTable(Embedding):
+    """All tables of a layer, one after the other, in `parts` stored tensors. Ranks share the rows."""
+
+    def __init__(self, rows: int, dim: int, parts: int, mesh: Mesh) -> None:
+        super().__init__(rows, dim, mesh)
+        self._parts = parts
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        if not self._parts:
+            yield from super().tensor_slots(path)
+            return
+        own, total = self.share, self.share.total
+        step = -(-total // self._parts)
+        for number, start in enumerate(range(0, total, step)):
+            length = min(step, total - start)
+            first, last = max(own.start, start), min(own.start + own.length, start + length)
+            rows = slice(first - start, max(first, last) - start)
+            fill = partial(self._fill, rows, first - own.start)
+            shape = (length, self.weight.shape[1])
+            yield TensorSlot(f"{path}.shard_{number}.weight", shape, fill, parts=((rows,),) if first < last else ())
+
+    def _fill(self, rows: slice, target: int, stored: Tensor) -> None:
+        room = self.room("weight", stored.device)
+        if rows.start < rows.stop:
+            room[target : target + rows.stop - rows.start].copy_(stored[rows])
+
+
+class StreamNorms(Layer):
+    """The RMS norm of each stream of x [tokens, streams · dim], whose stored weights are around zero."""
+
+    def __init__(self, count: int, dim: int, eps: float) -> None:
+        super().__init__()
+        self._count, self._eps = count, eps
+        self.weight = nn.Parameter(torch.empty(count * dim), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, streams · dim] → the same shape."""
+        both = zip(x.chunk(self._count, 1), self.weight.chunk(self._count), strict=True)
+        return torch.cat([self.ops.rms_norm(own.contiguous(), each, self._eps, 1.0) for own, each in both], 1)
+
+
+class DilatedConvolution(ShortConvolution):
+    """SiLU of a causal convolution of each channel over every `dilation`-th token."""
+
+    def __init__(self, channels: int, taps: int, dilation: int) -> None:
+        super().__init__(channels, (slice(0, channels),), taps, bias=False)
+        self._dilation = dilation
+
+    def forward(self, x: Tensor, states: Tensor, metadata: AttentionMetadata) -> Tensor:  # type: ignore[override]
+        """x [tokens, channels] → the same shape; states are those of the operator."""
+        return in_turns(self.ops.dilated_convolution, (x,), (self.weight, self._dilation, states), metadata)
+
+
+class NgramEmbedding(nn.Module):
+    """Hashes and tables, under the names of the checkpoint."""
+
+    def __init__(self, sizes: NgramSizes, place: int, mesh: Mesh) -> None:
+        super().__init__()
+        self.hashes = NgramHashes(sizes, place)
+        self.ngram_embedding = NgramTable(self.hashes.num_rows, sizes.dim // sizes.num_tables, sizes.parts, mesh)
+
+    def forward(self, ids: Tensor, before: Tensor) -> Tensor:
+        """ids int64 [tokens], before [tokens, longest - 1] → [tokens, dim]."""
+        rows = self.hashes(ids, before)
+        found: Tensor = self.ngram_embedding(rows.flatten())
+        return found.view(len(ids), -1)
+
+
+class NgramStreams(RecurrentLayer):
+    """Adds to each stream what n-grams stand for, as far as it agrees with the stream, and a convolution of that."""
+
+    def __init__(self, sizes: NgramSizes, place: int, count: int, hidden: int, eps: float, mesh: Mesh) -> None:
+        """place: of the layer among those with tables."""
+        super().__init__((), 0, slice(0, 0))
+        self._sizes, width = sizes, count * hidden
+        self._widths = [width, hidden]
+        self.ple_embedding = NgramEmbedding(sizes, place, mesh)
+        self.proj = ColumnLinear(sizes.dim, self._widths, Mesh.single(), reads=["key_proj", "value_proj"])
+        self.norm_key, self.norm_query, self.norm_conv = (StreamNorms(count, hidden, eps) for _ in range(3))
+        self.conv1d = DilatedConvolution(width, sizes.taps, sizes.longest)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, streams · hidden] → the same shape."""
+        (states, metadata), count = self.states(batch), self._sizes.longest - 1
+        others = count, self._sizes.stop, states[:, :count]
+        before = in_turns(self.ops.previous_tokens, (batch.token_ids,), others, metadata)
+        keys, values = self.proj(self.ple_embedding(batch.token_ids, before)).split(self._widths, 1)
+        opened = self.ops.agreeing_values(self.norm_key(keys), self.norm_query(x), values.contiguous())
+        local = self.conv1d(self.norm_conv(opened), states[:, count:], metadata)
+        return self.ops.add(x, self.ops.add(opened, local))
