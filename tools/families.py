@@ -43,12 +43,21 @@ _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
     "NemotronH_Omni_Reasoning_V3": {"NemotronH_Nano_Omni_Reasoning_V3"},
-    "InternVLForConditionalGeneration": set(INTERN - {QIANFAN}),
+    "InternVLForConditionalGeneration": {*INTERN, "InternS1ForConditionalGeneration"} - {QIANFAN},
     KIMI: set(RELEASED),
-    "Qwen3_5ForConditionalGeneration": {"Qwen3_5MoeForConditionalGeneration"},
+    "Qwen3_5ForConditionalGeneration": {
+        "InternS2PreviewForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    },
     "SmolVLMForConditionalGeneration": {"Idefics3ForConditionalGeneration"},
 }
 """Architectures that are read like another one."""
+_AROUND = {
+    "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
+    "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
+    "phi3_v": ("phi3", {"Phi3VForCausalLM"}),
+}
+"""Families that read images and that no class of transformers computes: that of the text model, and architectures."""
 _LIKE = {
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
@@ -110,6 +119,7 @@ def families() -> dict[str, dict[str, list[str]]]:
     for name, row in _with_images(rows, ops).items():
         for key, values in row.items():
             rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
+    rows |= {name: {**rows[text], "architectures": own, "reads": {*_READ[:2]}} for name, (text, own) in _AROUND.items()}
     order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
     return {
         name: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}

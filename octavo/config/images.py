@@ -14,6 +14,7 @@ from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
 from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_settings
+from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -39,9 +40,9 @@ READ_IMAGES: Final = frozenset(
             "Mllama",
             "MuseGlimmer",
         ),
-        *("Glm5Next", "HYV4VL", "MiniMaxM3Sparse"),
+        *("Glm5Next", "HYV4VL", "Keye", "KeyeVL1_5", "MiniMaxM3Sparse", "OpenCUA"),
     )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
@@ -52,7 +53,11 @@ MOST_CROSS_IMAGES: Final = 4
 
 _RENAMED: Final = {
     (GEMMA_UNIFIED, "Gemma4UnifiedImageProcessor"): "Gemma4ImageProcessor",
-    ("PaddleOCRVLForConditionalGeneration", "SiglipImageProcessor"): "PaddleOCRVLImageProcessor",
+    **{
+        (f"{name}ForConditionalGeneration", f"{processor}ImageProcessor"): "PaddleOCRVLImageProcessor"
+        for name in ("Keye", "KeyeVL1_5", "PaddleOCRVL")
+        for processor in ("KeyeVL", "KeyeVL1_5", "Siglip")
+    },
 }
 """Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
 _UNSTATED: Final = {
@@ -92,7 +97,7 @@ _PATCHES: Final = {
 }
 """Settings of processors, and what encoders call the same."""
 _SIZES: Final = (
-    *("size", "crop_size", "max_image_size", "min_pixels", "max_pixels", "min_patches", "max_patches"),
+    *("size", "crop_size", "max_image_size", "num_crops", "min_pixels", "max_pixels", "min_patches", "max_patches"),
     *("max_slice_nums", "scale_resolution", "min_size", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
     *("min_image_tokens", "max_image_tokens"),
 )
@@ -279,7 +284,7 @@ def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> 
     no_aims = ("size.longest_edge", "max_pixels") if counts_pixels else ()  # nothing is scaled up to them
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
-        is_count = name.endswith(("_patches", "_tiles", "_nums"))
+        is_count = name.endswith(("_crops", "_patches", "_tiles", "_nums"))
         most = _MOST_TILES if is_count and not processor.startswith("Kimi") else most
         is_none = isinstance(value, str | bool | Mapping) or ("." in name and isinstance(value, list))
         if is_none or (is_count and type(value) not in (int, type(None))):

@@ -8,6 +8,7 @@ from typing import Any, Final
 from octavo.config.released_ernie import ERNIE_VL, ernie_layout
 from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
+from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -25,9 +26,12 @@ _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config
 """Names of the encoders of DeepSeek-OCR, with those that transformers has."""
 _SAME: Final = {
     "HCXVisionV2ForCausalLM": ("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2"),
+    "InternS1ForConditionalGeneration": ("InternVLForConditionalGeneration", "internvl"),
     "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
 }
 """Architectures of releases, with transformers' names of the same, and of their `model_type`."""
+_INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
+"""Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
 _NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
 """Architectures of Nemotron Nano that read images, whose text models are in `llm_config`."""
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
@@ -91,6 +95,10 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     if (found := _SAME.get(only)) is not None:
         return {**config, "architectures": [found[0]], "model_type": found[1]}
+    if only == _INTERN_S2:
+        text = Section(config, where).part("text_config").values
+        names = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
+        return {**config, **names, "text_config": {**text, "model_type": "qwen3_5_moe_text"}}
     if first in INTERN and "llm_config" in config:
         return intern_layout(config, where)
     if only in _NEMOTRON and isinstance(config.get("llm_config"), Mapping):
@@ -99,6 +107,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return kimi_layout(config, where)
     if only == ERNIE_VL and "im_patch_id" in config:
         return ernie_layout(config, where)
+    if only == PHI3V:
+        return phi3v_layout(config, where)
     if only in (PHI4, PHI4_RELEASED):
         return phi4_layout(config, where)
     if only in ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM") and "language_config" in config:

@@ -302,6 +302,12 @@ class Phi3ForCausalLM(GatedDecoder):
     FIELDS = fields(rotary_share=1.0, norm_eps=EPS, qkv_reads=(), gate_up_reads=(), windows=WHERE_STATED)
 
 
+class Phi3VForCausalLM(Phi3ForCausalLM):
+    """Phi-3-vision and Phi-3.5-vision: Phi-3-mini, beside which is an encoder of images."""
+
+    READER: ClassVar = ("phi3v_encoder", "Phi3VReader")
+
+
 class Phi4MMForCausalLM(Phi3ForCausalLM):
     """Phi-4-multimodal: Phi-4-mini, beside which are encoders, and adapters for what these make.
 

@@ -31,6 +31,8 @@ _TEXT_ALONE: Final = frozenset(
 AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
+    "Keye": "qwen3",
+    "KeyeVL1_5": "qwen3",
     "deepseek_ocr2": "deepseek",
     "camembert": "roberta",
     "dots_ocr": "qwen2",
@@ -104,7 +106,7 @@ _FILES: Final = {
         *("Apertus", "Apertus1p5", "Apertus1p5Text", "Aquila", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4"),
         *("Glm", "Glm4", "Helium"),
         *("HunYuanDenseV1", "IQuestCoder", "InternLM2", "InternLM3", "LLaMA", "Llama", "MiMo", "Ministral"),
-        *("Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Phi4MM", "Phi4Multimodal", "Qwen2", "Qwen3"),
+        *("Ministral3", "Mistral", "Olmo2", "Olmo3", "Phi3", "Phi3V", "Phi4MM", "Phi4Multimodal", "Qwen2", "Qwen3"),
         *("SeedOss", "SmolLM3", "TeleChat3", "Xverse"),
     ),
     "laguna": ("Laguna",),

@@ -18,6 +18,7 @@ from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
@@ -28,25 +29,33 @@ from octavo.models.dots_ocr import DotsOcrEncoder, read_encoder
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import stack, swap_encoder
+from octavo.models.keye import MergingProjector
 from octavo.models.vision_levels import check_features, check_levels, levels_of
 from octavo.models.vision_names import todays_name
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
 _DOTS_OCR: Final = "DotsOCRForCausalLM"
+KEYE: Final = ("KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration")
+"""Architectures with the encoder of PaddleOCR-VL, and another text model."""
+OPEN_CUA: Final = "OpenCUAForConditionalGeneration"
+"""Which has the encoder of Qwen2.5-VL, and vectors of images at the positions of their tokens."""
 _MISTRAL_LARGE: Final = "MistralLarge4ForConditionalGeneration"
 _LIBRARY: Final = {
     "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
     RELEASED: PHI4,
+    **dict.fromkeys(KEYE, "PaddleOCRVLForConditionalGeneration"),
+    OPEN_CUA: "Qwen2_5_VLForConditionalGeneration",
     **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
 _CONFIGS: Final = {
     MINIMAX_M3: "MiniMaxM3VLConfig",
+    PHI3V: "LlavaConfig",
     **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {*INTERN, *NEMOTRON_OMNI}
+_WITHOUT_TEXT: Final = {*INTERN, *KEYE, OPEN_CUA, PHI3V, *NEMOTRON_OMNI}
 """Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",
@@ -74,7 +83,11 @@ class ImageReader(DecoderStack):
     ARCHITECTURE: ClassVar[str]
     ENCODER: ClassVar[type[nn.Module] | None] = None
     """The encoder, made of transformers' config; None for that of transformers' class."""
-    IGNORED = (*DecoderStack.IGNORED, r".*\.position_ids", r"(?:audio_tower|embed_audio|vqmodel|generation_\w+)\..*")
+    IGNORED = (
+        *DecoderStack.IGNORED,
+        r".*\.position_ids",
+        r"(?:audio_tower|embed_audio|time_series|vqmodel|generation_\w+)\..*",
+    )
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("audio_tower", "embed_audio"),
         *("vqmodel", "generation_embeddings", "generation_aligner", "generation_head"),
@@ -96,7 +109,7 @@ class ImageReader(DecoderStack):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         is_dots = cls.ARCHITECTURE == _DOTS_OCR
         # of InternVL's text models transformers lacks some, of Nemotron-H's config it refuses an infinite number
-        changes = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
+        changes: dict[str, Any] = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
         name = _CONFIGS.get(cls.ARCHITECTURE, f"{_CLASS.sub('', cls.library_name())}Config")
         library = (
             read_encoder(c)
@@ -153,7 +166,10 @@ class ImageReader(DecoderStack):
         others = (*_TEXT_MODELS, *self.UNUSED)
         if self.ARCHITECTURE == _DOTS_OCR:
             return DotsOcrEncoder(library)
-        return _without(self.library_name(), library, others)
+        made = _without(self.library_name(), library, others)
+        if KEYE[1] == self.ARCHITECTURE:
+            made.projector = MergingProjector(library)
+        return made
 
     @property
     def encoding_size(self) -> int:

@@ -10,6 +10,8 @@ from octavo.config.released_intern import INTERN, QIANFAN
 _ALL: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
+    # OpenCUA
+    (re.compile(r"^vision_tower\.(?=blocks\.|merger\.|patch_embed\.)"), "visual."),
     # HyperCLOVA X
     (re.compile(r"^model\.vision_projector\."), "projector."),
     (re.compile(r"^model\.language_model\.model\."), ""),

@@ -13,6 +13,7 @@ from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
@@ -197,6 +198,15 @@ def _minimax(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*begin, *_qwen(context, token, arrays), *end]
 
 
+def _phi3v(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of all tiles together and of the whole image, each with a vector for its end, and one between them."""
+    vision = context.vision
+    side = vision.positive("image_size", 336)
+    tile = side // vision.positive("patch_size", 14) // 2
+    rows, columns = (int(each) // side * tile for each in arrays["image_sizes"][0])
+    return [token] * (rows * (columns + 1) + 1 + tile * (tile + 1))
+
+
 def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Rows of all tiles together, without what fills them up, and of the whole image, each with a vector for its end,
     and one between them."""
@@ -215,6 +225,7 @@ def _num_cross_vectors(context: Context, arrays: Arrays) -> int:
 
 
 _NEMOTRON: Final = ("image_token_id", "img_context_token_id")
+_PLACEHOLDER: Final = ("media_placeholder_token_id", "image_token_id")
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
 _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
@@ -257,6 +268,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "InternVLForConditionalGeneration": Family(internvl_prompt),
     "JanusForConditionalGeneration": Family(_janus),
     KIMI: Family(_kimi, ("pixel_values", "image_grid_thw")),
+    "KeyeForConditionalGeneration": _QWEN,
+    "KeyeVL1_5ForConditionalGeneration": _QWEN,
     "Lfm2VlForConditionalGeneration": Family(lfm2_prompt, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
     "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
     "LightOnOcrForConditionalGeneration": Family(_lighton, _SIZED),
@@ -278,8 +291,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(
         NEMOTRON_OMNI, Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON)
     ),
+    "OpenCUAForConditionalGeneration": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
+    PHI3V: Family(_phi3v, _SIZED, word="<|image_{}|>"),
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=paligemma_prompt),
     **dict.fromkeys(
         (PHI4, PHI4_RELEASED), Family(_phi4, ("image_pixel_values", "image_attention_mask", "image_sizes"))

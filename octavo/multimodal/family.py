@@ -37,10 +37,10 @@ class Family(NamedTuple):
     tokens of an image attend to each other. grid: returns its rows and columns where positions follow from them.
     joins_lines: line breaks around images become one token with those of the prompt, where there is one. arranged:
     returns a prompt as those of the training were, from (context, marker, tokens). word: the text of the marker, where
-    config.json does not have its id; texts have it replaced by that of `token` where it is several tokens. others:
-    returns further tokens that stand for vectors. token_word: the text of that token, where config.json lacks its
-    id. num_vectors: returns how many an image becomes where layers read them through caches: then its tokens are none
-    of them. is_apart, num_before: of its images, as in `MediaInput`."""
+    config.json does not have its id, with {} for the number of an image, from 1; texts have it replaced by that of
+    `token` where it is several tokens. others: returns further tokens that stand for vectors. token_word: the text of
+    that token, where config.json lacks its id. num_vectors: returns how many an image becomes where layers read them
+    through caches: then its tokens are none of them. is_apart, num_before: of its images, as in `MediaInput`."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)

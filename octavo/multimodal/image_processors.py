@@ -13,6 +13,7 @@ from octavo.config.released_nemotron import NEMOTRON_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.nemotron_images import NemotronImages
+from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
 
@@ -285,6 +286,7 @@ _Own = (
     | Llama4Images
     | MuseImages
     | NemotronImages
+    | Phi3VImages
     | Phi4Images
 )
 
@@ -297,6 +299,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Llama4ImageProcessor": Llama4Images,
     "MuseGlimmerImageProcessor": MuseImages,
     NEMOTRON_IMAGES: NemotronImages,
+    "Phi3VImageProcessor": Phi3VImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MOST_NUMBERED: Final = 1 << 8
+"""Images of a prompt that are named by their number."""
 _EDGES: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 """Where image processors that do not have these settings keep the same numbers, in their size."""
 
@@ -61,10 +63,12 @@ class ImagePrompts:
         self._lines = JoinedLines(encode)
         marker, self._token = self._tokens(config, encode)
         self._vectors = frozenset({self._token, *self.family.others(config)})
-        self.word = self.family.word
-        """The text that stands for an image in texts, where it is no token."""
-        if self.word is not None and len(ids := encode(self.word)) == 1:
-            marker, self.word = ids[0], None
+        word = self.family.word
+        if word is not None and "{}" not in word and len(ids := encode(word)) == 1:
+            marker, word = ids[0], None
+        numbers = range(1, 1 + min(limits["image"], _MOST_NUMBERED))
+        self.words = () if word is None else tuple(dict.fromkeys(word.format(number) for number in numbers))
+        """The texts that stand for an image in texts, where they are no tokens."""
         self.marker = marker
         """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}

@@ -17,7 +17,7 @@ class OmniPrompts:
         self._images, self.sounds = images, sounds
         self.kinds = images.kinds | sounds.kinds
         """What prompts may bring."""
-        self.marker, self.word = images.marker, images.word
+        self.marker, self.words = images.marker, images.words
         """The token that stands for an image before it is written out."""
 
     def open(self) -> None:

@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, Pixels, closest_grid
-
-_BICUBIC: Final = -0.75
-"""The parameter of torch's bicubic interpolation."""
+from octavo.multimodal.pixels import Arrays, Pixels, bicubic, closest_grid
 
 
 class Phi4Images:
@@ -68,7 +65,7 @@ class Phi4Images:
         tiles = whole.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
         cut = mask.reshape(rows, num_patches, columns, num_patches).transpose(0, 2, 1, 3)
         masks = cut.reshape(-1, num_patches, num_patches)
-        small = _bicubic(_bicubic(whole, side).transpose(0, 2, 1), side).transpose(0, 2, 1)
+        small = bicubic(bicubic(whole, side).transpose(0, 2, 1), side).transpose(0, 2, 1)
         return (
             np.concatenate([small[None], tiles]),
             np.concatenate([np.ones_like(masks[:1]), masks]),
@@ -86,22 +83,3 @@ class Phi4Images:
 def _filled(array: NDArray[Any], length: int, value: float) -> NDArray[Any]:
     missing = np.full((length - len(array), *array.shape[1:]), value, array.dtype)
     return np.concatenate([array, missing])
-
-
-def _bicubic(values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Return [..., length] of [..., numbers] as torch's `interpolate` computes it without a filter against aliases."""
-    num_values = values.shape[-1]
-    places = (np.arange(length, dtype=np.float64) + 0.5) * (num_values / length) - 0.5
-    first = np.floor(places)
-    made = np.zeros((*values.shape[:-1], length), np.float64)
-    for offset in (-1, 0, 1, 2):
-        indices = np.clip(first + offset, 0, num_values - 1).astype(np.int64)
-        made += values[..., indices] * _share(np.abs(places - first - offset))
-    return made.astype(np.float32)
-
-
-def _share(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight of a value at a distance, 0 to 2."""
-    near = ((_BICUBIC + 2) * distance - (_BICUBIC + 3)) * distance**2 + 1
-    far = ((_BICUBIC * distance - 5 * _BICUBIC) * distance + 8 * _BICUBIC) * distance - 4 * _BICUBIC
-    return np.where(distance <= 1, near, far)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from octavo.config.section import Section
 
 Arrays = dict[str, NDArray[Any]]
+_BICUBIC: Final = -0.75
+"""The parameter of torch's bicubic interpolation."""
 _FILTERS: Final = range(6)
 """Pillow's filters by its numbers; 2 is bilinear, 3 bicubic."""
 
@@ -76,3 +78,22 @@ def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> t
         if distance < closest or (distance == closest and fills):
             best, closest = (columns, rows), distance
     return best
+
+
+def bicubic(values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Return [..., length] of [..., numbers] as torch's `interpolate` computes it without a filter against aliases."""
+    num_values = values.shape[-1]
+    places = (np.arange(length, dtype=np.float64) + 0.5) * (num_values / length) - 0.5
+    first = np.floor(places)
+    made = np.zeros((*values.shape[:-1], length), np.float64)
+    for offset in (-1, 0, 1, 2):
+        indices = np.clip(first + offset, 0, num_values - 1).astype(np.int64)
+        made += values[..., indices] * _share(np.abs(places - first - offset))
+    return made.astype(np.float32)
+
+
+def _share(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weight of a value at a distance, 0 to 2."""
+    near = ((_BICUBIC + 2) * distance - (_BICUBIC + 3)) * distance**2 + 1
+    far = ((_BICUBIC * distance - 5 * _BICUBIC) * distance + 8 * _BICUBIC) * distance - 4 * _BICUBIC
+    return np.where(distance <= 1, near, far)

@@ -150,8 +150,7 @@ class MediaReader:
     @property
     def words(self) -> tuple[str, ...]:
         """The texts that stand for images in texts and are no tokens."""
-        word = getattr(self._written, "word", None)
-        return () if word is None else (word,)
+        return getattr(self._written, "words", ())
 
     def spelled(self, prompt: Prompt) -> Prompt:
         """Return a prompt with the token's text for each word that stands for an image and has no cut."""

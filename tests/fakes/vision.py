@@ -60,13 +60,13 @@ def write_random(path: Path, config: Any, processor: Any, architecture: str, see
         rename_tensors(path, f"language_model.model.{name}", "language_model.model.layers")
     written = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**written, "architectures": [architecture]}))
-    _write_tokenizer(path)
+    write_tokenizer(path)
     if architecture.startswith("Phi4"):
         write_adapter(model, path)
     return path
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
     """Words, one token each: the special tokens, and w0 to w99."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

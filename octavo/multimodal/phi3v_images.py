@@ -1,0 +1,61 @@
+"""The image processor of Phi-3-vision with Pillow and numpy; its release has it with torchvision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.section import Section
+from octavo.multimodal.pixels import Arrays, Pixels, bicubic
+
+_BILINEAR: Final = 2
+_TRANSPOSE: Final = 5
+
+
+class Phi3VImages:
+    """Scales an image into rows of tiles, filled up with white above and below, and adds all of them before as one.
+
+    Images that are higher than wide are scaled lying.
+    """
+
+    KNOWN: Final = frozenset({"num_crops"})
+    """Settings that a person may change."""
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+        self._pixels = Pixels.read(settings, _BILINEAR, mean, std)
+        settings.expect("resample", _BILINEAR, default=_BILINEAR)
+        self._side = config.part("vision_config").positive("image_size", 336)
+        self._most = settings.positive("num_crops", 1)
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [images, tiles, 3, side, side], the whole image first, filled up with zeros to the most
+        tiles of an image, and image_sizes [images, (height, width)] of the grids."""
+        made = [self._tiles(image) for image in images]
+        most = max(len(tiles) for tiles, _ in made)
+        filled = [np.pad(tiles, ((0, most - len(tiles)), *[(0, 0)] * 3)) for tiles, _ in made]
+        return {"pixel_values": np.stack(filled), "image_sizes": np.array([size for _, size in made], np.int64)}
+
+    def _tiles(self, image: Any) -> tuple[NDArray[np.float32], tuple[int, int]]:
+        """Return [tiles, 3, side, side] with the whole image first, and the height and width of the grid."""
+        side, is_high = self._side, image.width < image.height
+        lying = image.transpose(_TRANSPOSE) if is_high else image
+        ratio, columns = lying.width / lying.height, 1
+        while (columns + 1) * math.ceil((columns + 1) / ratio) <= self._most:
+            columns += 1
+        width = columns * side
+        height = max(1, int(width / ratio))
+        pixels = np.full((-(-height // side) * side, width, 3), 255, np.uint8)
+        top = (len(pixels) - height) // 2
+        pixels[top : top + height] = np.asarray(lying.resize((width, height), _BILINEAR))
+        if is_high:
+            pixels = pixels.transpose(1, 0, 2)
+        whole = self._pixels.array(pixels)
+        rows, columns = (length // side for length in whole.shape[1:])
+        cut = whole.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
+        small = bicubic(bicubic(whole, side).transpose(0, 2, 1), side).transpose(0, 2, 1)
+        return np.concatenate([small[None], cut]), (rows * side, columns * side)

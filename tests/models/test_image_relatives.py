@@ -1,0 +1,217 @@
+"""Releases with an encoder of another family give what that family's give."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.images import image_settings
+from octavo.config.section import Section
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.mesh import Mesh
+from octavo.models.loader import LoadedModel
+from octavo.multimodal.image_prompts import ImagePrompts
+from octavo.multimodal.phi3v_images import Phi3VImages
+from octavo.ops.registry import bind
+from tests.e2e.test_images import PROMPTS, bits, generate
+from tests.fakes.checkpoints import edit_config, make_checkpoint
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_tokenizer
+from tests.fakes.vision_sizes import IMAGE, TOWER, Settings, tf
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.long
+def test_intern_s1_is_internvl_by_another_name(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("internvl", tmp_path)
+    expected = bits(generate(path, PROMPTS))
+    vision = json.loads((path / "config.json").read_text())["vision_config"]
+    names = {"architectures": ["InternS1ForConditionalGeneration"], "model_type": "interns1"}
+    edit_config(path, **names, vision_config={**vision, "model_type": "interns1_vision"})
+    assert bits(generate(path, PROMPTS)) == expected
+
+
+def test_intern_s2_is_qwen_3_5() -> None:
+    text = {"model_type": "interns2_text", "hidden_size": 32}
+    config = {"architectures": ["InternS2PreviewForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    found = Checkpoint(Path("intern"), config)
+    assert (found.architecture, found.text_model_type) == ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
+
+
+def as_keye(path: Path, family: str = "Keye") -> Path:
+    """Make a checkpoint of PaddleOCR-VL one of Keye-VL, whose text model is Qwen3."""
+    text = make_checkpoint("qwen3", path.parent / "text", num_hidden_layers=1)
+    tensors = load_file(path / "model.safetensors")
+    found = {name: each for name, each in tensors.items() if name.startswith(("mlp_AR.", "visual."))}
+    if family == "KeyeVL1_5":
+        for each in ("weight", "bias"):
+            found[f"mlp_AR.pre_norm.{each}"] = found[f"mlp_AR.pre_norm.{each}"].repeat(4)
+    save_file({**load_file(text / "model.safetensors"), **found}, path / "model.safetensors")
+    config, own = (json.loads((each / "config.json").read_text()) for each in (text, path))
+    rope = {"rope_type": "default", "type": "default", "mrope_section": [4, 2, 2]}
+    ids = {name: own[name] for name in ("image_token_id", "video_token_id", "vision_config")}
+    names = {"architectures": [f"{family}ForConditionalGeneration"], "model_type": family}
+    del config["rope_parameters"]
+    written = {**config, **ids, **names, "rope_scaling": rope, "rope_theta": 1e4, "vocab_size": config["vocab_size"]}
+    (path / "config.json").write_text(json.dumps(written))
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    settings["image_processor_type"] = "SiglipImageProcessor"
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    return path
+
+
+def encoded(path: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return what octavo's encoder makes of an image, and what it is given."""
+    checkpoint = Checkpoint.open(path)
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    prompts = ImagePrompts(checkpoint, settings, lambda _: [40], {"image": 1})
+    made = prompts.arrays(image(0))
+    arrays = {name: torch.from_numpy(made[name]) for name in prompts.family.reads}
+    model: Any = LoadedModel.open(checkpoint, Mesh.single(), torch.float32).load(bind(), ReferenceBackend())
+    with torch.inference_mode():
+        return model.encode("image", arrays), arrays
+
+
+@pytest.mark.parametrize("family", [pytest.param("Keye", marks=pytest.mark.long), "KeyeVL1_5"])
+def test_keye_has_the_encoder_of_paddleocr(family: str, tmp_path: Path) -> None:
+    path = make_vision_checkpoint("paddleocr_vl", tmp_path / "model")
+    oracle = load_vision_oracle(path, "PaddleOCRVLForConditionalGeneration").model
+    found, arrays = encoded(as_keye(path, family))
+    with torch.inference_mode():
+        expected = oracle.get_image_features(**arrays).pooler_output
+        if family == "KeyeVL1_5":  # joins neighbours before the norm
+            (seen,) = oracle.visual(arrays["pixel_values"][None], arrays["image_grid_thw"]).last_hidden_state[None]
+            own, (_, rows, columns) = oracle.projector, arrays["image_grid_thw"][0].tolist()
+            blocks = seen.reshape(rows // 2, 2, columns // 2, 2, 32).transpose(1, 2).reshape(-1, 128)
+            norm = own.pre_norm
+            joined = F.layer_norm(blocks, (128,), norm.weight.repeat(4), norm.bias.repeat(4), 1e-5)
+            expected = own.linear_2(F.gelu(own.linear_1(joined)))
+    torch.testing.assert_close(found, expected if isinstance(expected, torch.Tensor) else torch.cat(expected))
+    assert bits(generate(path, PROMPTS)) == bits(generate(path, PROMPTS, max_num_batched_tokens=5))
+
+
+@pytest.mark.long
+def test_opencua_is_qwen_with_positions_in_line(tmp_path: Path) -> None:
+    path = make_vision_checkpoint("qwen2_5_vl", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    text = {name: each for name, each in config["text_config"].items() if name != "rope_parameters"}
+    text |= {"model_type": "qwen2", "rope_theta": 1e4}
+    oracle = load_vision_oracle(path, "Qwen2_5_VLForConditionalGeneration").model
+    (path / "config.json").unlink()
+    names = {"architectures": ["OpenCUAForConditionalGeneration"], "model_type": "opencua"}
+    written = {**names, "text_config": text, "vision_config": config["vision_config"]}
+    written["media_placeholder_token_id"] = config["image_token_id"]
+    (path / "config.json").write_text(json.dumps(written))
+    tensors = load_file(path / "model.safetensors")
+    renamed = {re.sub(r"^(?:model\.)?visual\.", "vision_tower.", name): each for name, each in tensors.items()}
+    save_file(
+        {re.sub(r"^model\.(language_model\.)?", "language_model.model.", n): t for n, t in renamed.items()},
+        path / "model.safetensors",
+    )
+    found, arrays = encoded(path)
+    with torch.inference_mode():
+        expected = oracle.get_image_features(**arrays).pooler_output
+    torch.testing.assert_close(found, torch.cat(list(expected)))
+    assert bits(generate(path, PROMPTS)) == bits(generate(path, PROMPTS, max_num_batched_tokens=5))
+
+
+def make_phi3v(path: Path) -> Path:
+    """Write a random model with the text model of Phi-3, by the names of Phi-3-vision."""
+    text = make_checkpoint("phi3", path / "text", num_hidden_layers=1)
+    config = json.loads((text / "config.json").read_text())
+    width, generator = config["hidden_size"], torch.Generator().manual_seed(0)
+    tower = tf.CLIPVisionModel(tf.CLIPVisionConfig(**TOWER))
+    stored = {
+        "glb_GN": torch.empty(1, 1, 128),
+        "sub_GN": torch.empty(1, 1, 1, 128),
+        "img_projection.0.weight": torch.empty(width, 128),
+        "img_projection.0.bias": torch.empty(width),
+        "img_projection.2.weight": torch.empty(width, width),
+        "img_projection.2.bias": torch.empty(width),
+        **{f"img_processor.vision_model.{name}": each for name, each in tower.state_dict().items()},
+    }
+    made = {
+        f"model.vision_embed_tokens.{name}": torch.randn(each.shape, generator=generator) * 0.2
+        for name, each in stored.items()
+        if not name.endswith("position_ids")
+    }
+    tensors = load_file(text / "model.safetensors")
+    made["model.vision_embed_tokens.wte.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, **made}, path / "model.safetensors")
+    embed = {"embedding_cls": "image", "hd_transform_order": "sub_glb", "projection_cls": "mlp"}
+    embed |= {"use_hd_transform": True, "with_learnable_separator": True}
+    own = {"architectures": ["Phi3VForCausalLM"], "model_type": "phi3_v", "embd_layer": embed, "image_token_id": IMAGE}
+    own |= {"img_processor": {"image_dim_out": 32, "name": "clip_vision_model", "num_img_tokens": 4}}
+    vision = {**TOWER, "hidden_act": "quick_gelu"}
+    (path / "config.json").write_text(json.dumps({**config, **own, "vision_config": vision}))
+    Settings("Phi3VImageProcessor", num_crops=4).save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+def test_phi_3_vision_joins_neighbours_of_clip(tmp_path: Path) -> None:
+    path = make_phi3v(tmp_path)
+    found, arrays = encoded(path)
+    tensors = {
+        name.removeprefix("model.vision_embed_tokens."): each
+        for name, each in load_file(path / "model.safetensors").items()
+    }
+    tower = tf.CLIPVisionModel(tf.CLIPVisionConfig(**TOWER)).eval()
+    start = "img_processor.vision_model."
+    tower.load_state_dict({name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
+    pixels, (height, width) = arrays["pixel_values"][0], arrays["image_sizes"][0].tolist()
+    assert (height, width, len(pixels)) == (112, 112, 5)  # 84 x 56 pixels become two tiles by two
+    with torch.inference_mode():
+        seen = tower(pixels, output_hidden_states=True).hidden_states[-2][:, 1:].view(5, 2, 2, 2, 2, 32)
+        rows = []
+        for tiles in (((1, 2), (3, 4)), ((0,),)):
+            for row in tiles:
+                for line in range(2):
+                    rows += [seen[tile, line, :, place].reshape(-1) for tile in row for place in range(2)]
+                    rows.append(tensors["sub_GN"].view(-1))
+            rows.append(tensors["glb_GN"].view(-1))
+        x = torch.stack(rows[:-1])
+        x = F.gelu(F.linear(x, tensors["img_projection.0.weight"], tensors["img_projection.0.bias"]))
+        expected = F.linear(x, tensors["img_projection.2.weight"], tensors["img_projection.2.bias"])
+    torch.testing.assert_close(found, expected)
+    whole = bits(generate(path, PROMPTS))
+    assert bits(generate(path, PROMPTS, max_num_batched_tokens=5)) == whole
+    numbered = [{**each, "prompt": each["prompt"].replace("<image>", "<|image_1|>", 1)} for each in PROMPTS[:3]]
+    numbered[1]["prompt"] = numbered[1]["prompt"].replace("<image>", "<|image_2|>")
+    assert bits(generate(path, numbered)) == whole[:3]
+
+
+@pytest.mark.parametrize("size", [(84, 56), (40, 90), (300, 20), (50, 50)])
+def test_pixels_of_phi_3_vision_are_those_of_the_release(size: tuple[int, int], tmp_path: Path) -> None:
+    settings = {"image_processor_type": "Phi3VImageProcessor", "num_crops": 4, "image_mean": [0.5] * 3}
+    section = Section({**settings, "image_std": [0.5] * 3}, "settings")
+    given = image(0, *size)
+    found = Phi3VImages(section, Section({"vision_config": TOWER}, "config.json"))([given], "np")
+    lying = given.transpose(Image.Transpose.TRANSPOSE) if given.width < given.height else given
+    ratio, scale = lying.width / lying.height, 1
+    while scale * math.ceil(scale / ratio) <= 4:
+        scale += 1
+    width = (scale - 1) * 56
+    scaled = lying.resize((width, int(width / ratio)), Image.Resampling.BILINEAR)
+    height = math.ceil(scaled.height / 56) * 56
+    filled = Image.new("RGB", (width, height), (255, 255, 255))
+    filled.paste(scaled, (0, (height - scaled.height) // 2))
+    filled = filled.transpose(Image.Transpose.TRANSPOSE) if given.width < given.height else filled
+    whole = torch.from_numpy(np.asarray(filled).copy()).permute(2, 0, 1)[None] / 255 * 2 - 1
+    small = F.interpolate(whole, (56, 56), mode="bicubic")
+    corners = [(top, left) for top in range(0, filled.height, 56) for left in range(0, filled.width, 56)]
+    expected = torch.cat([small, *(whole[:, :, top : top + 56, left : left + 56] for top, left in corners)])
+    assert found["image_sizes"].tolist() == [[filled.height, filled.width]]
+    torch.testing.assert_close(torch.from_numpy(found["pixel_values"][0]), expected, atol=1e-5, rtol=0)
