@@ -9,24 +9,26 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from octavo.config.checkpoint import Checkpoint, read_section
-from octavo.config.pooling_config import DenseModule, LateInteraction
+from octavo.config.pooling_config import LateInteraction
 from octavo.config.section import Section
 
-ARCHITECTURES: Final = ("HF_ColBERT", "ColBERTModel")
-"""Architectures that have the dense layer among the weights of the encoder."""
 _METADATA: Final = "artifact.metadata"
 _PUNCTUATION: Final = tuple(string.punctuation)
 
 
-def colbert_files(c: Checkpoint) -> tuple[LateInteraction, DenseModule]:
-    """Return what artifact.metadata of ColBERT says, and its dense layer. Raises CheckpointError."""
+class ColbertFiles(NamedTuple):
+    """What artifact.metadata of ColBERT says, and the size of vectors, where it does."""
+
+    config: LateInteraction
+    size: int | None
+
+
+def colbert_files(c: Checkpoint) -> ColbertFiles:
+    """Return what artifact.metadata of ColBERT says. Raises CheckpointError."""
     meta = read_section(c.path / _METADATA, may_lack=True)
-    width = meta.optional_positive("dim") or next(
-        (c.positive(name) for name in ("colbert_dim", "dim", "projection_dim") if name in c.values), 128
-    )
     length = meta.optional_positive("query_maxlen") or 32
     late = LateInteraction(
         query_prefix=str(meta.values.get("query_token_id") or "[unused0]"),
@@ -37,7 +39,7 @@ def colbert_files(c: Checkpoint) -> tuple[LateInteraction, DenseModule]:
         is_expansion_seen=meta.values.get("attend_to_mask_tokens") is True,
         skipped=() if meta.values.get("mask_punctuation") is False else _PUNCTUATION,
     )
-    return late, DenseModule("", c.positive("hidden_size"), width, bias=False)
+    return ColbertFiles(late, meta.optional_positive("dim"))
 
 
 def module_files(folder: Path, transformer: Path, mask: Path | None, prompts: Mapping[str, str]) -> LateInteraction:

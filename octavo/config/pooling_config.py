@@ -34,7 +34,7 @@ def sees_both(c: Checkpoint) -> bool:
 class DenseModule(msgspec.Struct, frozen=True):
     """A linear layer behind the model: its folder or its file, its activation and whether it has a bias.
 
-    prefix: what stands in the file before `weight` and `bias`.
+    folder: "" for one among the weights of the model. prefix: what stands in the file before `weight` and `bias`.
     """
 
     folder: str
@@ -44,6 +44,11 @@ class DenseModule(msgspec.Struct, frozen=True):
     bias: bool = True
     file: str | None = None
     prefix: str = "linear."
+
+    @property
+    def is_among_weights(self) -> bool:
+        """Whether the files of the model's weights have it."""
+        return not self.folder and self.file is None
 
 
 class TokenHeads(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +92,11 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
-    vector. late: of a late-interaction model, whose task is "token_embed". token_heads: of a model that makes rows of
-    tokens beside vectors. sparse: of a model whose vectors have a weight for each token of the vocabulary (SPLADE), how
-    those of a prompt's tokens are reduced, "max" or "sum"; num_logs: how often log(1 + x) is taken of them first.
+    vector. late: of a late-interaction model, whose task is "token_embed". row_token_ids: the tokens whose
+    vectors are returned alone, those of the first id before those of the next; () for all. token_heads: of a model that
+    makes rows of tokens beside vectors. sparse: of a model whose vectors have a weight for each token of the vocabulary
+    (SPLADE), how those of a prompt's tokens are reduced, "max" or "sum"; num_logs: how often log(1 + x) is taken of
+    them first.
     """
 
     task: str = EMBED
@@ -107,6 +114,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     size: int = 0
     late: LateInteraction | None = None
+    row_token_ids: tuple[int, ...] = ()
     token_heads: TokenHeads | None = None
     sparse: str | None = None
     num_logs: int = 1

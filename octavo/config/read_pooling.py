@@ -11,7 +11,6 @@ import msgspec
 
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
-from octavo.config.late_interaction import ARCHITECTURES, colbert_files
 from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import (
     EMBEDDING_GEMMA,
@@ -22,6 +21,7 @@ from octavo.config.pooling_config import (
     TokenHeads,
     sees_both,
 )
+from octavo.config.projections import PROJECTED, with_projection
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
@@ -69,12 +69,11 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     stated, is_judge = _of_metadata(checkpoint)
     is_judge &= head is None and args.convert != EMBED
     has_files = stated is not None or modules is not None
+    has_files |= _architecture(checkpoint) in PROJECTED
     if not (is_asked or is_encoder or head is not None or lacks_head or has_files or is_judge):
         return None
     found = _with_longest(checkpoint, _pooling(checkpoint, stated, modules, is_causal=not is_encoder))
-    if found.late is None and _architecture(checkpoint) in ARCHITECTURES:
-        late, dense = colbert_files(checkpoint)
-        found = msgspec.structs.replace(found, task=TOKEN_EMBED, late=late, dense=(dense,))
+    found = with_projection(checkpoint, _architecture(checkpoint), found)
     if head is not None:
         return _with_head(checkpoint, found, head)
     if args.convert == CLASSIFY or is_judge or (found.token_ids and args.convert != EMBED):
@@ -149,7 +148,7 @@ def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
         found = msgspec.structs.replace(found, sparse="max", normalize=False)
     if found.sparse is not None:
         return msgspec.structs.replace(found, size=c.positive("vocab_size"))
-    if found.late is not None:
+    if found.task == TOKEN_EMBED:
         return msgspec.structs.replace(found, size=size)
     return msgspec.structs.replace(found, task=EMBED, token_ids=(), size=size, token_heads=_token_heads(c))
 

@@ -93,6 +93,9 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return _with_todays_keys(config, where)
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
+    if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
+        own = {"architectures": [first.replace("XLMRoberta", "JinaEmbeddingsV3")]} if first else {}
+        return {**config, **own, "model_type": "jina_embeddings_v3", "position_embedding_type": None}
     if (found := _SAME.get(only)) is not None:
         return {**config, "architectures": [found[0]], "model_type": found[1]}
     if only == _INTERN_S2:

@@ -27,6 +27,9 @@ def array_of(config: PoolingConfig, output: RequestOutput, task: str) -> NDArray
     rows = found.reshape(len(output.prompt_token_ids), -1)
     if task == TOKEN_CLASSIFY and config.step_token_id is not None:
         rows = rows[np.array(output.prompt_token_ids) == config.step_token_id]
+    if config.row_token_ids:
+        given = np.array(output.prompt_token_ids)
+        rows = np.concatenate([rows[given == each] for each in config.row_token_ids])
     if config.token_heads is not None:
         ids, heads = output.prompt_token_ids, config.token_heads
         rows = rows[ids[0] == heads.first :]

@@ -32,7 +32,7 @@ class Encoder(GatedDecoder):
     # heads for other tasks, and positions that older files carry along
     IGNORED: ClassVar[tuple[str, ...]] = (
         r"embeddings\.position_ids",
-        r"(cls|lm_head|score|decoder|linear|masked_head)\..*",
+        r"(cls|lm_head|score|decoder|masked_head)\..*",
     )
 
     def __init__(self, c: EncoderConfig, mesh: Mesh) -> None:

@@ -255,6 +255,10 @@ class DecoderStack(nn.Module):
         if head == "reward":
             self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 
+    def leave_out(self, prefixes: Iterable[str]) -> None:
+        """Know the tensors whose names begin so as others read them."""
+        self.__dict__["IGNORED"] = (*self.IGNORED, *(rf"{re.escape(each)}\w+" for each in prefixes))
+
     def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
         """Return in words what was proved of the class before it is used; None for a family, which tests prove.
 

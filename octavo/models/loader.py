@@ -110,6 +110,8 @@ class LoadedModel:
                 model.add_scores(len(pooling.labels), pooling.head)
             if pooling is not None and pooling.sparse is not None:
                 model.add_scores(config.vocab_size, "vocabulary")
+            if pooling is not None:  # the pooler reads them
+                model.leave_out(strip_prefix(model, dense.prefix) for dense in pooling.dense if dense.is_among_weights)
             model.to(dtype)
             view = _view(checkpoint, model, method, kept_as)
             methods = (lambda _: method or UNQUANTIZED) if view is None else view.method_of

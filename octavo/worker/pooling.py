@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.pooling_config import DenseModule, PoolingConfig
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
@@ -146,12 +147,15 @@ class _Dense(NamedTuple):
     @classmethod
     def read(cls, folder: Path, dense: DenseModule) -> _Dense:
         """Read it from the checkpoint `folder`. Raises CheckpointError."""
-        names = ("model.safetensors", "pytorch_model.bin") if dense.file is None else (dense.file,)
-        files = [folder / dense.folder / name for name in names]
-        file = next((each for each in files if each.is_file()), None)
-        if file is None:
-            raise CheckpointError(f"{files[0]}: does not exist, and modules.json names a dense module there")
-        stored = {tensor.name: tensor for tensor in stored_tensors(file)}
+        if dense.is_among_weights:
+            file, files = folder, [each.path for each in Checkpoint.open(folder).weight_files()]
+        else:
+            names = ("model.safetensors", "pytorch_model.bin") if dense.file is None else (dense.file,)
+            files = [each for name in names if (each := folder / dense.folder / name).is_file()][:1]
+            file = folder / dense.folder / names[0]
+        if not files:
+            raise CheckpointError(f"{file}: does not exist, and modules.json names a dense module there")
+        stored = {tensor.name: tensor for each in files for tensor in stored_tensors(each)}
         shapes: dict[str, tuple[int, ...]] = {f"{dense.prefix}weight": (dense.outputs, dense.inputs)}
         if dense.bias:
             shapes[f"{dense.prefix}bias"] = (dense.outputs,)

@@ -1,0 +1,64 @@
+"""Linear layers behind the last hidden states that a checkpoint has among the weights of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.late_interaction import colbert_files
+from octavo.config.pooling_config import DenseModule, PoolingConfig
+from octavo.core.pooling import TOKEN_EMBED
+
+_COLBERT: Final = (
+    "HF_ColBERT",
+    "ColBERTModel",
+    "ColBERTModernBertModel",
+    "ColBERTJinaRobertaModel",
+    "ColBERTLfm2Model",
+)
+"""Late-interaction models, whose layer may also be a module of sentence-transformers."""
+_VOYAGE: Final = "VoyageQwen3BidirectionalEmbedModel"
+_JINA_RANKING: Final = "JinaForRanking"
+_JINA_ROWS: Final = (151670, 151671)
+"""Its tokens behind each document, and behind the query."""
+PROJECTED: Final = frozenset({*_COLBERT, _VOYAGE, _JINA_RANKING})
+"""Architectures that make vectors with such layers."""
+_SIZES: Final = ("colbert_dim", "dim", "projection_dim")
+"""Keys of the size of ColBERT's vectors."""
+
+
+def with_projection(c: Checkpoint, architecture: str, found: PoolingConfig) -> PoolingConfig:
+    """Return the config with the layers that the weights have, and with what the architecture makes of them. Raises
+    CheckpointError where there are none."""
+    if architecture in _COLBERT and found.late is None:
+        size = next((c.positive(name) for name in _SIZES if c.values.get(name) is not None), 128)
+        late = colbert_files(c)
+        dense = stored_layer(c, ("linear", "colbert_linear"), late.size or size)
+        return replace(found, task=TOKEN_EMBED, late=late.config, dense=(dense,))
+    if architecture == _VOYAGE:
+        return replace(found, dense=(stored_layer(c, ("linear",), c.positive("num_labels", 2048)), *found.dense))
+    if architecture == _JINA_RANKING:
+        first = stored_layer(c, ("projector.0",), c.positive("hidden_size") // 2, activation="relu")
+        second = stored_layer(c, ("projector.2",), 512, inputs=first.outputs)
+        own: Mapping[str, Any] = {"task": TOKEN_EMBED, "row_token_ids": _JINA_ROWS, "normalize": False}
+        return replace(found, dense=(first, second), **own)
+    return found
+
+
+def stored_layer(
+    c: Checkpoint, names: Sequence[str], size: int, *, inputs: int | None = None, activation: str = "identity"
+) -> DenseModule:
+    """Return the layer whose tensors have one of the names, perhaps behind others and a dot.
+
+    size: of its outputs where the headers of the weights do not say. inputs: the hidden size unless given.
+    """
+    inputs = c.positive("hidden_size") if inputs is None else inputs
+    for stored, tensor in c.tensors.items():
+        module, _, kind = stored.rpartition(".")
+        if kind == "weight" and len(tensor.shape) == 2 and any(f".{module}".endswith(f".{name}") for name in names):
+            has_bias = f"{module}.bias" in c.tensors
+            return DenseModule("", inputs, tensor.shape[0], activation, has_bias, prefix=f"{module}.")
+    return DenseModule("", inputs, size, activation, bias=False, prefix=f"{names[0]}.")

@@ -1,0 +1,100 @@
+"""Vectors of models whose last layers are among the weights: ColBERT with any encoder, Voyage, Jina's reranker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from octavo.errors import CheckpointError, InvalidRequest
+from octavo.llm import LLM
+from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
+from tests.fakes.vector_models import save
+from tests.models.test_encoders import TEXTS, hidden_of
+
+QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+LFM: dict[str, Any] = {"num_key_value_heads": 2, "block_ff_dim": 64, "layer_types": ["conv", "full_attention"]}
+JINA: dict[str, Any] = {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}
+"""What the configs of Jina's releases have in the place of transformers' model type."""
+
+
+def normalized(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family", "own", "changes", "name"),
+    [
+        ("ColBERTModernBertModel", "ModernBert", {}, {}, "linear"),
+        ("ColBERTModernBertModel", "ModernBert", {}, {}, "colbert_linear"),
+        ("ColBERTLfm2Model", "Lfm2", LFM, {}, "linear"),
+        ("ColBERTJinaRobertaModel", "JinaEmbeddingsV3", {"type_vocab_size": 1}, JINA, "linear"),
+        ("HF_ColBERT", "JinaEmbeddingsV3", {"type_vocab_size": 1}, JINA, "linear"),
+    ],
+)
+def test_colbert_projects_the_states_of_any_encoder(
+    tmp_path: Path, architecture: str, family: str, own: dict[str, Any], changes: dict[str, Any], name: str
+) -> None:
+    model, projection = save(tmp_path, f"{family}Model", **own), torch.randn(24, 64) / 8
+    if family == "JinaEmbeddingsV3":
+        rename_tensors(tmp_path, "", "roberta.")
+    edit_tensors(tmp_path, **{f"{name}.weight": projection})
+    edit_config(tmp_path, architectures=[architecture], **changes)
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.encode(TEXTS):
+            want = normalized(hidden_of(model, output.prompt_token_ids) @ projection.T)
+            np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
+        assert llm.score("w1", ["w2 w3"])[0].outputs.score > 0
+    edit_tensors(tmp_path, remove=(f"{name}.weight",))
+    with pytest.raises(CheckpointError, match=r"linear.weight is missing, expected \[128, 64\]"):
+        LLM(str(tmp_path))
+
+
+def test_vectors_of_voyage_are_wider_than_its_states(tmp_path: Path) -> None:
+    model, projection = save(tmp_path, "Qwen3Model", **QWEN, is_causal=False), torch.randn(80, 64) / 8
+    edit_tensors(tmp_path, **{"linear.weight": projection})
+    edit_config(tmp_path, architectures=["VoyageQwen3BidirectionalEmbedModel"], is_causal=None)
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.embed(TEXTS):
+            want = normalized(hidden_of(model, output.prompt_token_ids).mean(0) @ projection.T)
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), want, rtol=1e-5, atol=1e-5)
+
+
+def test_jinas_reranker_makes_vectors_of_documents_and_of_the_query_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.config.projections._JINA_ROWS", (6, 5))
+    model, first, second = save(tmp_path, "Qwen3Model", **QWEN), torch.randn(32, 64) / 8, torch.randn(24, 32) / 8
+    edit_tensors(tmp_path, **{"projector.0.weight": first, "projector.2.weight": second})
+    edit_config(tmp_path, architectures=["JinaForRanking"])
+    with LLM(str(tmp_path)) as llm:
+        (output,) = llm.encode("w1 w7 w2 w8 w9 w2 w1")
+        hidden = hidden_of(model, output.prompt_token_ids)
+        ids = torch.tensor(output.prompt_token_ids)
+        want = (hidden @ first.T).relu() @ second.T
+        np.testing.assert_allclose(output.outputs.data, want[[3, 6, 1, 7]].numpy(), rtol=1e-5, atol=1e-5)
+        assert ids[[3, 6, 1, 7]].tolist() == [6, 6, 5, 5]
+        with pytest.raises(InvalidRequest, match="task is embed, but the model is made for token_embed"):
+            llm.score("w1", "w2")
+
+
+def test_a_layer_may_be_in_one_of_several_files(tmp_path: Path) -> None:
+    model, projection = save(tmp_path, "BertModel"), torch.randn(24, 64) / 8
+    stored = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = {"model-1.safetensors": stored, "model-2.safetensors": {"linear.weight": projection}}
+    index = {name: file for file, tensors in names.items() for name in tensors}
+    for file, tensors in names.items():
+        save_file(tensors, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    edit_config(tmp_path, architectures=["HF_ColBERT"])
+    with LLM(str(tmp_path)) as llm:
+        (output,) = llm.encode(TEXTS[0])
+        want = normalized(hidden_of(model, output.prompt_token_ids) @ projection.T)
+        np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
