@@ -21,7 +21,7 @@ NONE: Final = "none"
 
 _log = logging.getLogger(__name__)
 
-Content = Literal["json", "call", "tags", "pythonic"]
+Content = Literal["json", "call", "tags", "pythonic", "lax"]
 Part = Literal["calls", "reasoning"]
 _FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
     "calls": ("tool_calls", "tool_call_parser"),
@@ -32,26 +32,36 @@ _FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks of reasoning. repeats: it may come again after other text. then: a mark before what follows it."""
+    """The marks of reasoning.
+
+    repeats: it may come again after other text. then: a mark before what follows it. is_text: it stays in the text,
+    with its marks.
+    """
 
     opens: tuple[Mark, ...]
     closes: tuple[Mark, ...]
     repeats: bool = False
     then: str = ""
+    is_text: bool = False
 
 
 @dataclass(frozen=True)
 class TagFormat:
     """An argument of a call: the mark before its value, with the group `key`, and the mark behind it.
 
-    is_inline: models write no line ends beside the value, one of which is read over where they do. is_nested: objects
-    and lists are tags within tags, and all white space belongs to texts; the close mark has the key as the group `end`.
+    The open mark may also have the group `is_string`, which is `true` for texts, or `type`, which is `string` for them.
+
+    is_inline: models write no line ends beside the value, one of which is read over where they do. is_exact: all white
+    space beside the value belongs to it where it is a text. is_nested: that, too, and objects and lists are tags within
+    tags; the close mark has the key as the group `end`. is_xml: a text may stand in CDATA.
     """
 
     open: Mark
     close: Mark
     is_inline: bool = False
+    is_exact: bool = False
     is_nested: bool = False
+    is_xml: bool = False
 
     def end(self, key: str) -> Mark:
         """Return the mark behind the value of a key."""
@@ -71,7 +81,8 @@ class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     begin, end: marks around all calls of a turn. separator: what stands between two calls. is_bare: the calls may be
     the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form. id_form: the
-    id as the model writes it, with groups of the open mark in braces; empty where it writes none.
+    id as the model writes it, with groups of the open mark in braces; empty where it writes none. leads: texts each of
+    which may stand before the calls that a request demands. is_keyed: an object has the name as its key.
     """
 
     begin: str = ""
@@ -80,13 +91,16 @@ class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
     is_bare: bool = False
     id_chars: int = 0
     id_form: str = ""
+    leads: tuple[str, ...] = ()
+    is_keyed: bool = False
 
 
 class CallFormat(CallLayout, frozen=True, kw_only=True):
     """How calls are written.
 
     content: what is between the marks: `json`, the arguments alone, with the name in the mark; `call`, objects with
-    name and arguments, alone or in a list; `tags`, each argument between tags; `pythonic`, a list of Python calls.
+    name and arguments, alone or in a list; `tags`, each argument between tags; `pythonic`, Python calls, in a list
+    unless there is a separator; `lax`, as `json`, with bare keys, and `quote` on both sides of texts.
     """
 
     opens: tuple[Mark, ...]
@@ -96,6 +110,7 @@ class CallFormat(CallLayout, frozen=True, kw_only=True):
     arguments_key: str = "arguments"
     tag: TagFormat | None = None
     is_list: bool = False
+    quote: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,7 @@ class Field(CallLayout, frozen=True, kw_only=True):
     transform: Any = None
     transform_each: bool = False
     then: str = ""
+    is_text: bool = False
 
     def marks(self, side: Literal["open", "close"]) -> tuple[Mark, ...]:
         """Return the marks of one side. Raises ValueError for those that are not supported."""
@@ -141,7 +157,7 @@ class ResponseTemplate(msgspec.Struct, kw_only=True):
     texts; a chat template that has all texts of a list is of this format."""
 
     fields: dict[str, Field]
-    start_anchor: str = ""
+    start_anchor: str | list[str] = []
     names: list[str] = []
     detect: list[list[str]] = []
 
@@ -151,18 +167,18 @@ class ResponseTemplate(msgspec.Struct, kw_only=True):
         thinking = fields.get("reasoning_content") or fields.get("thinking") or fields.get("reasoning")
         calls, content = fields.get("tool_calls"), fields.get("content")
         drops = [] if content is None else [*content.marks("open"), *content.marks("close")]
-        if self.start_anchor:
-            drops.append(Mark.of(self.start_anchor))
+        anchors = self.start_anchor if isinstance(self.start_anchor, list) else [self.start_anchor]
+        drops += [Mark.of(anchor) for anchor in anchors if anchor]
         reasoning = None
         if thinking is not None:
             reasoning = ReasoningFormat(
-                thinking.marks("open"), thinking.marks("close"), thinking.repeats, thinking.then
+                thinking.marks("open"), thinking.marks("close"), thinking.repeats, thinking.then, thinking.is_text
             )
             drops += [Mark.of(thinking.then)] if thinking.then else []
             if not (reasoning.opens and reasoning.closes):
                 raise ValueError("reasoning needs an open and a close mark")
         if calls is not None:
-            drops += [Mark.of(mark) for mark in (calls.begin, calls.end) if mark]
+            drops += [Mark.of(mark.strip()) for mark in (calls.begin, calls.end) if mark]
         return Format(name, reasoning, None if calls is None else _calls(calls), tuple(drops))
 
 
@@ -170,9 +186,7 @@ def _calls(field: Field) -> CallFormat:
     """Return how calls are written. Raises ValueError for what is not supported."""
     opens, closes = field.marks("open"), field.marks("close")
     content, name_key, arguments_key = _shape(field)
-    tag = None
-    if content == "tags":
-        tag = _tag(field.content_args)
+    tag = _tag(field.content_args) if content == "tags" else None
     if not opens:
         raise ValueError("calls need an open mark")
     return CallFormat(
@@ -183,23 +197,27 @@ def _calls(field: Field) -> CallFormat:
         arguments_key=arguments_key,
         tag=tag,
         is_list=field.transform_each,
+        quote=_quote(field.content_args) if content == "lax" else "",
         **{name: getattr(field, name) for name in CallLayout.__struct_fields__},
     )
 
 
 def _shape(field: Field) -> tuple[Content, str, str]:
     """Return how the content of a call is read, and the keys of name and arguments in it."""
-    if field.content not in ("json", "xml-inline", "pythonic") or field.content_args.get("string_delims"):
+    if field.content not in ("json", "xml-inline", "pythonic"):
         raise ValueError(f"calls with the content {field.content} are not supported")
     if field.content == "pythonic":
         return "pythonic", "", ""
+    if field.is_keyed:
+        return "call", "", ""
+    is_lax = bool(field.content_args.get("string_delims") or field.content_args.get("unquoted_keys"))
     function = field.transform.get("function") if isinstance(field.transform, dict) else None
-    if field.content == "json" and function in (None, "{content}"):
+    if field.content == "json" and function in (None, "{content}") and not is_lax:
         return "call", "name", "arguments"
     name, arguments = (_path(function, key) for key in ("name", "arguments"))
     if arguments == "content" and name != "content":
-        return ("tags" if field.content == "xml-inline" else "json"), "", ""
-    if field.content == "xml-inline":
+        return ("tags" if field.content == "xml-inline" else "lax" if is_lax else "json"), "", ""
+    if field.content == "xml-inline" or is_lax:
         raise ValueError("the transform of the calls is not supported")
     return "call", name, arguments
 
@@ -213,13 +231,24 @@ def _path(function: Any, key: str) -> str:
     return match[1]
 
 
+def _quote(args: Mapping[str, Any]) -> str:
+    """Return what stands on both sides of texts. Raises ValueError for marks of texts that are not supported."""
+    match args.get("string_delims"):
+        case [[str(begin), str(end)]] if begin == end != "":
+            return begin
+        case None | []:
+            return '"'
+    raise ValueError("texts with the marks string_delims of the calls are not supported")
+
+
 def _tag(args: Mapping[str, Any]) -> TagFormat:
-    pattern, is_inline, is_nested = args.get("tag_pattern"), bool(args.get("is_inline")), bool(args.get("is_nested"))
+    pattern = args.get("tag_pattern")
     pieces = pieces_of(pattern) if isinstance(pattern, str) else []
     places = [place for place, piece in enumerate(pieces) if piece.group == "value"]
     if len(places) != 1 or not any(piece.group == "key" for piece in pieces[: places[0]]):
         raise ValueError("the pattern of a tag needs the groups key and value")
-    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), is_inline, is_nested)
+    kinds = (bool(args.get(name)) for name in ("is_inline", "is_exact", "is_nested", "is_xml"))
+    return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), *kinds)
 
 
 @functools.cache

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.format import Format
+from octavo.server.formats.lax_grammar import LaxGrammar
 from octavo.server.formats.marks import Mark
+from octavo.server.formats.schemas import ANY, SPELLED, properties_of, required_of, text_pattern
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.tools import Tool
 
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LENIENT: Final = {**_STRICT, "lenient": True}
-_SPELLED_BY_TAGS: Final = frozenset(
-    ("type", "title", "description", "properties", "required", "additionalProperties", "items", "$defs", "definitions")
-)
-"""Keywords of schemas of objects and lists that tags within tags follow; with others a value is written as JSON."""
 _ANY_OBJECT: Final = {"type": "object"}
 _NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
-_ANY: Final = r"(.|\n)*"
-_TEXT: Final = f"/{_ANY}/"
+_TEXT: Final = f"/{ANY}/"
 _LAZY: Final = r"/(.|\n)*?/"
-_ANCHORED: Final = re.compile(r"(\^?)(.*?)((?<!\\)\$)?", re.DOTALL)
-_GROUPED: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\([^()]*\)", re.DOTALL)
-_UNESCAPED: Final = re.compile(r"(\\.)|[/\n]")
+
+Part = Callable[[str, Mapping[str, Any], str], str]
+"""The rule of a property, of its key, its schema and a number for its own rules."""
 
 
 class CallGrammar:
@@ -55,29 +52,35 @@ class CallGrammar:
         """
         calls, trigger = self._calls, self._trigger
         is_list = calls.is_list or calls.content == "pythonic"
+        brackets = ('"["', '"]"') if not calls.separator else ("", "")
         tools = enumerate(self._asked.callable_tools)
-        one = f"({' | '.join(self._rule(f'c{number}', self._call(tool, number, is_list)) for number, tool in tools)})"
-        joint = '", "' if is_list else self._spelled(calls.separator)
+        one = f"({' | '.join(self.rule(f'c{number}', self._call(tool, number, is_list)) for number, tool in tools)})"
+        joint = '", "' if is_list and not calls.separator else self.spelled(calls.separator)
         is_single = self._asked.parallel_tool_calls is False
         body = one if is_single or (trigger and not is_list and not calls.begin) else f"{one} ({joint} {one})*"
         if is_list:
-            body = f'"[" {body} "]"'
+            body = f"{brackets[0]} {body} {brackets[1]}"
             if not calls.is_bare:
                 body = f"{self._open()} {body} {self._mark(*calls.closes[:1])}"
         if self._asked.must_call:
-            then = f"({self._spelled(self._then)})?" if self._then else ""
-            start = f"SPACE {then} {self._spelled(calls.begin)} {body} {self._spelled(calls.end)}"
+            then = f"({self.spelled(self._then)})?" if self._then else ""
+            leads = " ".join(f"({self.spelled(lead)})?" for lead in calls.leads)
+            start = f"SPACE {then} {leads} {self.spelled(calls.begin)} {body} {self.spelled(calls.end)}"
         elif trigger:
-            start = f"{body} {self._spelled(calls.end)}"
+            start = f"{body} {self.spelled(calls.end)}"
         else:
             start = rf"{body} | /([^\[{{ \n](.|\n)*)?/"
         text = "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"
         triggers = (trigger,) if trigger else ()
         return StructuredOutputsParams(grammar=text, triggers=triggers, stop_after_first=bool(trigger and is_single))
 
-    def _rule(self, name: str, body: str) -> str:
+    def rule(self, name: str, body: str) -> str:
         self._rules.append(f"{name}: {body}")
         return name
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a rule of this name."""
+        return any(rule.startswith(f"{name}:") for rule in self._rules)
 
     def _call(self, tool: Tool, number: int, is_list: bool) -> str:
         """Return one call, with its marks where they are not around all calls."""
@@ -90,14 +93,18 @@ class CallGrammar:
         # only strict tools promise every keyword; of others those that the grammar does not know are left out
         self._options = _STRICT if tool.function.strict else _LENIENT
         if calls.content == "pythonic":
-            return f"{self._spelled(f'{name}(')} {self._keywords(schema, number)} {self._spelled(')')}"
+            return f"{self.spelled(f'{name}(')} {self._keywords(schema, number)} {self.spelled(')')}"
         if calls.content == "tags":
             body = self._tags(schema, f"{number}")
         elif calls.content == "json":
-            body = self._json(_ANY_OBJECT if is_loose else schema)
+            body = self.json(_ANY_OBJECT if is_loose else schema)
+        elif calls.content == "lax":
+            body = LaxGrammar(self, calls.quote).value(_ANY_OBJECT if is_loose else schema, f"{number}")
+        elif calls.is_keyed:
+            body = f'{self.spelled(f"{{{json.dumps(name)}: ")} {self.json(_ANY_OBJECT if is_loose else schema)} "}}"'
         else:
             head = f'{{"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
-            body = f'{self._spelled(head)} {self._json(_ANY_OBJECT if is_loose else schema)} "}}"'
+            body = f'{self.spelled(head)} {self.json(_ANY_OBJECT if is_loose else schema)} "}}"'
         if is_list or calls.is_bare:
             return body
         close = self._mark(*calls.closes[:1])
@@ -105,9 +112,9 @@ class CallGrammar:
 
     def _tags(self, schema: Mapping[str, Any], number: str) -> str:
         """Return the arguments of a call between tags, in the order of the schema."""
-        required = _required(schema)
+        required = required_of(schema)
         parts = []
-        for place, (key, each) in enumerate(_properties(schema).items()):
+        for place, (key, each) in enumerate(properties_of(schema).items()):
             name = self._tag(key, each, f"{number}_{place}")
             parts.append(name if key in required else f"{name}?")
         return " ".join(parts)
@@ -116,50 +123,62 @@ class CallGrammar:
         """Return the rule of one value between tags."""
         tag = self._calls.tag
         assert tag is not None
-        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline else r'"\n"'
+        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline or tag.is_exact else r'"\n"'
         close, kind = tag.end(key), schema.get("type")
+        names = {"integer": "number", **{name: name for name in ("string", "number", "boolean", "null", "array")}}
+        groups = {"is_string": "true" if kind == "string" else "false", "type": names.get(f"{kind}", "object")}
         words = schema.get("enum", [schema["const"]] if isinstance(schema.get("const"), str) else None)
         if kind == "string" and isinstance(words, list):
-            value = f"({' | '.join(self._spelled(str(word)) for word in words)}) {line} {self._mark(close)}"
+            value = f"({' | '.join(self.spelled(str(word)) for word in words)}) {line} {self._mark(close)}"
         elif kind == "string":
-            pattern = _text_pattern(schema) if self._options is _STRICT else ""
-            value = self._until(f"v{number}", close, line, pattern)
-        elif tag.is_nested and schema.keys() <= _SPELLED_BY_TAGS and kind == "object" and _properties(schema):
+            pattern = text_pattern(schema) if self.is_strict else ""
+            value = self.until(f"v{number}", close, line, pattern)
+        elif tag.is_nested and schema.keys() <= SPELLED and kind == "object" and properties_of(schema):
             value = f"SPACE {self._tags(schema, number)} {self._mark(close)}"
-        elif tag.is_nested and schema.keys() <= _SPELLED_BY_TAGS and kind == "array" and schema.get("items"):
-            items = _properties({**schema, "properties": {"item": schema["items"]}})["item"]
+        elif tag.is_nested and schema.keys() <= SPELLED and kind == "array" and schema.get("items"):
+            items = properties_of({**schema, "properties": {"item": schema["items"]}})["item"]
             value = f"SPACE {self._tag('item', items, number + 'i')}* {self._mark(close)}"
         else:
-            value = f"{self._json(schema)} {line} {self._mark(close)}"
-        return self._rule(f"p{number}", f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
+            value = f"{self.json(schema)} {line} {self._mark(close)}"
+        return self.rule(f"p{number}", f"{self._mark(tag.open, key=key, **groups)} {line} {value} SPACE")
 
     def _keywords(self, schema: Mapping[str, Any], number: int) -> str:
         """Return the arguments of a Python call: those that are required first, then any of the others."""
-        required = _required(schema)
-        properties = _properties(schema)
-        keys = sorted(properties, key=lambda key: key not in required)
-        if not keys:
-            return ""
-        behind, first = '""', '""'
-        for place, key in reversed([*enumerate(keys)]):
-            each = properties[key]
-            value = '("True" | "False")' if each.get("type") == "boolean" else self._json(each)
-            part = self._rule(f"k{number}_{place}", f"{self._spelled(f'{key}=')} {value}")
-            following = self._rule(f"t{number}_{place}", behind)
-            behind = f'", " {part} {following}' if key in required else f'(", " {part})? {following}'
-            first = f"{part} {following}" if key in required else f"{part} {following} | {first}"
-            first = self._rule(f"f{number}_{place}", first)
-        return first
 
-    def _json(self, schema: Mapping[str, Any]) -> str:
+        def part(key: str, each: Mapping[str, Any], _: str) -> str:
+            value = '("True" | "False")' if each.get("type") == "boolean" else self.json(each)
+            return f"{self.spelled(f'{key}=')} {value}"
+
+        return self.listed(schema, f"{number}", ", ", part)
+
+    def listed(self, schema: Mapping[str, Any], number: str, joint: str, part: Part) -> str:
+        """Return the properties of a schema, with a joint between two: those that are required first, then any of the
+        others."""
+        required, properties = required_of(schema), properties_of(schema)
+        keys = sorted(properties, key=lambda key: key not in required)
+        behind, first, between = '""', '""', json.dumps(joint)
+        for place, key in reversed([*enumerate(keys)]):
+            one = self.rule(f"k{number}_{place}", part(key, properties[key], f"{number}_{place}"))
+            following = self.rule(f"t{number}_{place}", behind)
+            behind = f"{between} {one} {following}" if key in required else f"({between} {one})? {following}"
+            first = f"{one} {following}" if key in required else f"{one} {following} | {first}"
+            first = self.rule(f"f{number}_{place}", first)
+        return first if keys else ""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the tool whose rules are made is strict."""
+        return self._options is _STRICT
+
+    def json(self, schema: Mapping[str, Any]) -> str:
         return f"%json {json.dumps({**schema, 'x-guidance': self._options})}"
 
-    def _until(self, name: str, close: Mark, line: str = "", pattern: str = "") -> str:
+    def until(self, name: str, close: Mark, line: str = "", pattern: str = "") -> str:
         """Return a text that ends at its first mark `close`, and the mark. pattern: what the text matches."""
         mark = self._mark(close)
         if "<[" in mark:
             return f"{pattern or 'TEXT'} {line} {mark}"
-        return self._rule(f"{name}[lazy]", f"{pattern or _LAZY} {line} {mark}").removesuffix("[lazy]")
+        return self.rule(f"{name}[lazy]", f"{pattern or _LAZY} {line} {mark}").removesuffix("[lazy]")
 
     def _open(self, name: str = "") -> str:
         mark = self._calls.opens[0]
@@ -172,52 +191,11 @@ class CallGrammar:
             if piece.is_space
             else f"/{piece.gap}/"
             if piece.group and piece.group not in groups
-            else self._spelled(piece.literal or groups.get(piece.group, ""))
+            else self.spelled(piece.literal or groups.get(piece.group, ""))
             for piece in pieces
         )
 
-    def _spelled(self, text: str) -> str:
+    def spelled(self, text: str) -> str:
         """Return a text in the notation of the grammar; special tokens stand by their ids, as no text spells them."""
         parts = filter(None, self._cut.split(text))
         return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)
-
-
-def _text_pattern(schema: Mapping[str, Any]) -> str:
-    """Return what a string matches as a terminal; nothing for any text. Raises InvalidRequest."""
-    least, most, terminals = schema.get("minLength", 0), schema.get("maxLength"), []
-    if least or most is not None:
-        terminals.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")
-    if "pattern" in schema:
-        begin, body, end = _ANCHORED.fullmatch(str(schema["pattern"])).groups()  # type: ignore[union-attr]
-        if (begin or end) and "|" in _without_groups(body):
-            raise InvalidRequest(
-                f"tools: the pattern {schema['pattern']!r:.60} has anchors beside alternatives; write ^(?:a|b)$",
-                field="tools",
-                code="invalid_grammar",
-            )
-        body = _UNESCAPED.sub(lambda each: each[1] or {"/": r"\/", "\n": r"\n"}[each[0]], body)
-        terminals.append(f"/{'' if begin else _ANY}({body}){'' if end else _ANY}/")
-    return f"({' & '.join(terminals)})" if terminals else ""
-
-
-def _without_groups(regex: str) -> str:
-    shorter = _GROUPED.sub("", regex)
-    return regex if shorter == regex else _without_groups(shorter)
-
-
-def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the schemas of properties, each with the definitions that it may refer to."""
-    properties = schema.get("properties")
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    given = properties.items() if isinstance(properties, Mapping) else ()
-    return {key: {**each, **shared} if isinstance(each, Mapping) else dict(shared) for key, each in given}
-
-
-def _required(schema: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names of the properties that must be there. Raises InvalidRequest."""
-    names = schema.get("required") or ()
-    if isinstance(names, list | tuple):
-        return names
-    raise InvalidRequest(
-        f"the schema of a tool has required={str(names)[:100]}, expected a list of names", field="tools"
-    )

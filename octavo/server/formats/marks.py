@@ -81,6 +81,11 @@ class Mark:
             raise ValueError("a mark must begin with text, and end with text or a group")
         return cls(tuple(inner), is_spaced=not beside or any("\\s" in piece.gap for piece in beside))
 
+    def behind(self, literal: str) -> Mark:
+        """Return the mark of a literal text, white space and this mark."""
+        space = Piece(gap=rf"\s{{0,{_MOST_GAP}}}", is_space=True)
+        return Mark((Piece(literal), space, *self.pieces), self.is_spaced)
+
     @cached_property
     def full(self) -> str:
         """The pattern of the whole mark, without names of groups. A group at its end needs a character behind it."""

@@ -8,14 +8,16 @@ from typing import Any, Literal
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin
 from octavo.server.formats.format import Format
 from octavo.server.formats.marks import Found, Mark, Marks
-from octavo.server.formats.readers import READERS, CallWriter
+from octavo.server.formats.readers import READERS
 from octavo.server.formats.source import Malformed, Reading, Source, Trimmed
+from octavo.server.formats.writing import CallWriter
 
 
 class OutputParser:
     """Reads the text of one choice. The time is linear in the text, and the joined events do not depend on the cuts.
 
-    White space beside a mark is left out. Text between marks of calls that is no call stays text.
+    White space beside a mark is left out. Text between marks of calls that is no call stays text. Reasoning ends at its
+    mark, or at a call of a known tool, as models forget the mark before calls.
     """
 
     def __init__(
@@ -35,15 +37,21 @@ class OutputParser:
             None if of.calls is None or tools is None else CallWriter(tools, of.calls.id_chars, of.calls.id_form)
         )
         roles: dict[Mark, str] = {}
+        ends: tuple[Mark, ...] = ()
         if of.reasoning is not None and reads_reasoning:
-            roles |= dict.fromkeys(of.reasoning.opens, "reasoning")
-            self._ends_of_reasoning = Marks(of.reasoning.closes)
+            is_text, ends = of.reasoning.is_text, of.reasoning.closes
+            roles |= dict.fromkeys(of.reasoning.opens, "text" if is_text else "reasoning")
+            roles |= dict.fromkeys(ends if is_text else (), "text")
         if of.calls is not None and tools is not None:
-            roles |= dict.fromkeys(of.calls.closes, "close")
+            roles |= dict.fromkeys((mark for mark in of.calls.closes if mark not in of.drops), "close")
             roles |= dict.fromkeys(of.calls.opens, "call")
+            if of.reasoning is not None and not of.reasoning.repeats:
+                begin = of.calls.begin.strip()
+                ends += (*of.calls.opens, *(mark.behind(begin) for mark in of.calls.opens if begin))
         roles = dict.fromkeys([*map(Mark.of, drops), *of.drops], "drop") | roles
         self._roles = roles
         self._marks = Marks(roles)
+        self._ends_of_reasoning = Marks(ends)
         self.state: Literal["text", "reasoning", "reasoned"] = "text"
         """Whether the text is inside of reasoning, or behind it."""
         self._text = Trimmed(lambda piece: (TextDelta(piece),))
@@ -64,6 +72,8 @@ class OutputParser:
     def _run(self, begins_in_reasoning: bool) -> Reading[None]:
         if begins_in_reasoning and "reasoning" in self._roles.values():
             yield from self._reasoning()
+        elif begins_in_reasoning and self._format.reasoning is not None and self._format.reasoning.is_text:
+            yield from self._text(self._format.reasoning.opens[0].spelled())
         while True:
             if self._is_bare and not self._text.has_begun:
                 yield from self._bare_call()
@@ -73,7 +83,7 @@ class OutputParser:
                 return
             role = self._roles[found.mark]
             if role == "call":
-                yield from self._call(found)
+                yield from self._call(found, self._text)
             elif role == "reasoning" and (self._reasons_again or not self._text.has_begun):
                 yield from self._reasoning()
             elif role == "drop" or (role == "close" and self.num_calls):
@@ -91,25 +101,27 @@ class OutputParser:
         return self._writer is not None and self._writer.num_calls > 0 and not self._writer.is_cut
 
     def _reasoning(self) -> Reading[None]:
+        assert self._format.reasoning is not None
         self.state = "reasoning"
         yield from self._text.cut()
         text = Trimmed(lambda piece: (ReasoningDelta(piece),), is_at_mark=True)
-        if (yield from self._source.until(self._ends_of_reasoning, text)) is None:
-            yield from text.rest()
-        else:
-            self.state = "reasoned"
+        while (found := (yield from self._source.until(self._ends_of_reasoning, text))) is not None:
+            if found.mark in self._format.reasoning.closes or (yield from self._call(found, text)):
+                self.state = "reasoned"
+                return
+        yield from text.rest()
 
     def _bare_call(self) -> Reading[None]:
         """Read calls that begin the text without a mark, where there are any."""
         self._source.keep_from(self._source.at)
         char = yield from self._source.peek()
         if char and char in "[{":
-            yield from self._call(None)
+            yield from self._call(None, self._text)
         else:
             yield from self._text(self._source.kept())
 
-    def _call(self, found: Found | None) -> Reading[None]:
-        """Read the calls behind a mark; text that is no call stays text."""
+    def _call(self, found: Found | None, text: Trimmed) -> Reading[bool]:
+        """Read the calls behind a mark; what is no call belongs to the text before it. Return whether there is one."""
         assert self._writer is not None
         assert self._format.calls is not None
         if found is not None:
@@ -118,10 +130,14 @@ class OutputParser:
         try:
             for event in READERS[self._format.calls.content](self._source, self._format.calls, self._writer, found):
                 if isinstance(event, ToolCallBegin):
+                    if is_first and text is not self._text and event.name not in self._writer.tools:
+                        self._writer.take_back()
+                        raise Malformed
                     self._source.drop_kept()
                     if is_first:
                         is_first = False
                         yield from self._text.cut()
                 yield event
         except Malformed:
-            yield from self._text(self._source.kept())
+            yield from (text if is_first else self._text)(self._source.kept())
+        return not is_first

@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any, Final
-from uuid import uuid4
+from xml.sax.saxutils import unescape
 
-import msgspec
-
-from octavo.server.formats.events import OutputEvent, ToolCallBegin, ToolCallDelta, ToolCallEnd
 from octavo.server.formats.format import CallFormat, Content, TagFormat
+from octavo.server.formats.lax import read_lax
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
 from octavo.server.formats.source import Emit, Malformed, Reading, Source, Trimmed, nothing
+from octavo.server.formats.writing import CallWriter, decoded, is_text, kept_in, name_in, quoted, typed
 
 _MOST_KEY: Final = 1024
 _MOST_DEPTH: Final = 64
 """Tags within tags that are read as such; deeper ones are text."""
 _NAME: Final = re.compile(r"[\w.\-]*")
 _KEY: Final = re.compile(r"\w*")
+_NO_XML: Final = re.compile("<|&(?!(?:lt|gt|amp|quot|apos);)")
 _OUTSIDE: Final = re.compile(r"""[^'"\[\](){},]*""")
 _PAIRS: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-
-
-class CallWriter:
-    """Makes the events of the calls of one choice. tools: the schemas of parameters by name.
-
-    is_cut: whether the text ended within the last call.
-    """
-
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], id_chars: int = 0, id_form: str = "") -> None:
-        self.tools = tools
-        self.num_calls = 0
-        self.is_cut = False
-        self._id_chars, self._id_form = id_chars, id_form
-
-    def begin(self, name: str, found: Found | None = None) -> ToolCallBegin:
-        """Begin a call, to which the next pieces belong. found: its open mark, where that has the name."""
-        self.num_calls += 1
-        if self._id_form and found is not None:
-            return ToolCallBegin(self.num_calls - 1, self._id_form.format_map(found.groups), name)
-        digits = uuid4().hex
-        call_id = digits[: self._id_chars] if self._id_chars else f"call_{digits[:24]}"
-        return ToolCallBegin(self.num_calls - 1, call_id, name)
-
-    def piece(self, arguments: str) -> Iterable[OutputEvent]:
-        return (ToolCallDelta(self.num_calls - 1, arguments),) if arguments else ()
-
-    def end(self, *, is_cut: bool = False) -> ToolCallEnd:
-        self.is_cut = is_cut
-        return ToolCallEnd(self.num_calls - 1, is_cut)
-
-    def schema(self, name: str, key: str) -> Mapping[str, Any]:
-        """Return the schema of one argument of a tool; an empty one where it has none."""
-        properties = self.tools.get(name, {}).get("properties")
-        found = properties.get(key) if isinstance(properties, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
 
 
 Reader = Callable[[Source, CallFormat, CallWriter, Found | None], Reading[None]]
@@ -67,7 +30,7 @@ no call; what follows the begin is an argument, whatever it is."""
 
 
 def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
-    yield writer.begin(_name_in(found), found)
+    yield writer.begin(name_in(found), found)
     is_cut = False
     try:
         if (yield from source.peek()) == "{":
@@ -106,15 +69,24 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
             if char == ",":
                 source.at += 1
                 continue
-            key = _decoded((yield from _value(source)))
+            key = decoded((yield from _value(source)))
             if (yield from source.peek()) != ":":
                 raise Malformed
             source.at += 1
             char = yield from source.peek()
             if key == form.name_key and name is None:
-                name = _decoded((yield from _value(source)))
+                name = decoded((yield from _value(source)))
                 if len(name) > MOST_NAME or not name or (form.is_bare and name not in writer.tools):
                     raise Malformed
+            elif form.is_keyed and name is None and key and len(key) <= MOST_NAME:
+                name, held = key, ""
+                is_cut = char == "{"
+                yield writer.begin(name)
+                if is_cut:
+                    yield from source.json(writer.piece)
+                    is_cut = False
+                else:
+                    yield from writer.piece(_object_in((yield from _value(source))))
             elif key in (form.arguments_key, "arguments", "parameters") and held is None:
                 if name is not None and char == "{":
                     held, is_cut = "", True
@@ -140,36 +112,15 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
 def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read arguments each of which stands between tags."""
     assert form.tag is not None
-    name, is_nested = _name_in(found), form.tag.is_nested
-    marks, ends = Marks((form.tag.open, *form.closes, *form.opens)), form.tag.closes
+    name, joint, is_cut = name_in(found), "{", True
+    marks = Marks((form.tag.open, *form.closes, *form.opens))
     yield writer.begin(name)
-    joint, is_cut = "{", True
     while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:
         key = tag.groups["key"].strip()
-        schema = writer.schema(name, key)
         yield from writer.piece(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
         joint = ", "
-        only_line = not (form.tag.open.is_spaced or form.tag.close.is_spaced)
-        if schema.get("type") == "string":
-            yield from writer.piece('"')
-            text = Trimmed(lambda piece: _quoted(writer, piece), only_line=only_line, is_at_mark=True)
-            emit = (lambda piece: _quoted(writer, piece)) if is_nested else text
-            end = yield from _until_close(source, form.tag, ends, key, emit)
-            if end is None:  # the text was cut
-                break
-            yield from text.cut()
-            yield from writer.piece('"')
-        elif is_nested:
-            value = yield from _element(source, form.tag, key, schema)
-            if value is None:
-                break
-            yield from writer.piece(value)
-        else:
-            pieces: list[str] = []
-            end = yield from source.until(ends, _kept_in(pieces))
-            if end is None:
-                break
-            yield from writer.piece(_typed("".join(pieces), schema))
+        if not (yield from _read_tag(source, form.tag, writer, tag, writer.schema(name, key))):
+            break
     else:
         is_cut = tag is None
         if tag is not None and tag.mark in form.opens:
@@ -178,8 +129,40 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
     yield writer.end(is_cut=is_cut)
 
 
-def _quoted(writer: CallWriter, piece: str) -> Iterable[OutputEvent]:
-    return writer.piece(json.dumps(piece, ensure_ascii=False)[1:-1])
+def _read_tag(
+    source: Source, form: TagFormat, writer: CallWriter, found: Found, schema: Mapping[str, Any]
+) -> Reading[bool]:
+    """Read the value behind the open mark of a tag, and its close mark; return whether the text has that."""
+    key, is_exact = found.groups["key"].strip(), form.is_nested or form.is_exact
+    as_text = is_text(schema, found.groups.get("is_string") == "true" or found.groups.get("type") == "string")
+    if as_text and not form.is_xml:
+        yield from writer.piece('"')
+        only_line = not (form.open.is_spaced or form.close.is_spaced)
+        text = Trimmed(lambda piece: quoted(writer, piece), only_line=only_line, is_at_mark=True)
+        emit = (lambda piece: quoted(writer, piece)) if is_exact else text
+        if (yield from _until_close(source, form, form.closes, key, emit)) is None:
+            return False
+        yield from text.cut()
+        yield from writer.piece('"')
+        return True
+    if form.is_nested:
+        value = yield from _element(source, form, key, schema)
+        yield from writer.piece(value or "")
+        return value is not None
+    pieces: list[str] = []
+    if (yield from source.until(form.closes, kept_in(pieces))) is None:
+        return False
+    value = _xml_text("".join(pieces)) if form.is_xml else "".join(pieces)
+    as_json = json.dumps(value, ensure_ascii=False) if as_text else typed(value, schema, is_exact=is_exact)
+    yield from writer.piece(as_json)
+    return True
+
+
+def _xml_text(text: str) -> str:
+    """Return the text that XML stands for, in CDATA or with entities; what is no XML stands for itself."""
+    if (inner := text.strip()).startswith("<![CDATA[") and inner.endswith("]]>"):
+        return inner[len("<![CDATA[") : -len("]]>")]
+    return text if _NO_XML.search(text) else unescape(text, {"&quot;": '"', "&apos;": "'"})
 
 
 def _until_close(source: Source, tag: TagFormat, marks: Marks, key: str, emit: Emit) -> Reading[Found | None]:
@@ -204,7 +187,7 @@ def _element(
     is_text = depth >= _MOST_DEPTH or schema.get("type") == "string"
     marks = tag.closes if is_text else tag.marks
     properties, items = (schema.get(name) for name in ("properties", "items"))
-    while (found := (yield from _until_close(source, tag, marks, key, _kept_in(pieces)))) is not None:
+    while (found := (yield from _until_close(source, tag, marks, key, kept_in(pieces)))) is not None:
         if found.mark == tag.close:
             return _joined(inner, "".join(pieces), schema)
         name = found.groups["key"].strip()
@@ -222,7 +205,7 @@ def _joined(inner: list[tuple[str, str]], text: str, schema: Mapping[str, Any]) 
     if not inner and kind == "string":
         return json.dumps(text, ensure_ascii=False)
     if not inner and (kind not in ("array", "object") or text.strip()):
-        return _typed(text, schema)
+        return typed(text, schema)
     if kind == "array" or (kind != "object" and all(key == "item" for key, _ in inner)):
         return f"[{', '.join(value for _, value in inner)}]"
     values: dict[str, list[str]] = {}
@@ -234,12 +217,13 @@ def _joined(inner: list[tuple[str, str]], text: str, schema: Mapping[str, Any]) 
 
 
 def _read_pythonic(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
-    """Read a list of calls as Python writes them."""
-    if (yield from source.peek()) != "[":
-        raise Malformed
-    source.at += 1
+    """Read calls as Python writes them, in a list where nothing else separates them."""
+    if not form.separator:
+        if (yield from source.peek()) != "[":
+            raise Malformed
+        source.at += 1
     num_before = writer.num_calls
-    while (char := (yield from source.peek())) != "]" or writer.num_calls == num_before:
+    while (char := (yield from source.peek())) != "]" or writer.num_calls == num_before or form.separator:
         if char == "," and writer.num_calls > num_before:
             source.at += 1
             continue
@@ -270,7 +254,7 @@ def _read_keywords(source: Source, writer: CallWriter, name: str) -> Reading[Non
             raise Malformed
         source.at += 1
         yield from source.peek()
-        value = _typed((yield from _python_value(source)), writer.schema(name, key))
+        value = typed((yield from _python_value(source)), writer.schema(name, key))
         yield from writer.piece(f"{joint}{json.dumps(key)}: {value}")
         joint = ", "
     source.at += 1
@@ -294,7 +278,7 @@ def _python_value(source: Source) -> Reading[str]:
         source.at += 1
         pieces.append(char)
         if char in "'\"":
-            yield from source.string(_kept_in(pieces), char)
+            yield from source.string(kept_in(pieces), char)
         depth += _PAIRS.get(char, 0)
 
 
@@ -303,36 +287,14 @@ def _value(source: Source) -> Reading[str]:
     if source.at >= len(source.text):
         raise Malformed
     pieces: list[str] = []
-    yield from source.json(_kept_in(pieces))
+    yield from source.json(kept_in(pieces))
     return "".join(pieces)
-
-
-def _kept_in(pieces: list[str]) -> Callable[[str], Iterable[OutputEvent]]:
-    """Return what appends each piece of a text to `pieces`, and makes no events of it."""
-
-    def keep(piece: str) -> Iterable[OutputEvent]:
-        pieces.append(piece)
-        return ()
-
-    return keep
-
-
-def _name_in(found: Found | None) -> str:
-    return "" if found is None else found.groups.get("name", "").strip()
-
-
-def _decoded(text: str) -> str:
-    """Return the text that a JSON string stands for. Raises Malformed for anything else."""
-    try:
-        return msgspec.json.decode(text, type=str)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        raise Malformed from None
 
 
 def _object_in(text: str) -> str:
     """Return arguments as JSON where a model writes them as a text with JSON, or null."""
     if text.startswith('"'):
-        return _decoded(text)
+        return decoded(text)
     return "{}" if text == "null" else text
 
 
@@ -341,29 +303,5 @@ READERS: Final[Mapping[Content, Reader]] = {
     "call": _read_calls,
     "tags": _read_tags,
     "pythonic": _read_pythonic,
+    "lax": read_lax,
 }
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON of a value that is written as text: of the schema's type where it can be read so, else a text."""
-    text = text.strip()
-    words = schema.get("enum")
-    if isinstance(words, list) and text in words:
-        return json.dumps(text, ensure_ascii=False)
-    if _is_json(text):
-        return text
-    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
-        if _is_json(found):
-            return found
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True

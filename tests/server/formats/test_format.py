@@ -15,125 +15,12 @@ from octavo.errors import ConfigError
 from octavo.server.formats.events import ReadCall, ReadOutput
 from octavo.server.formats.format import Field, Format, ResponseTemplate, format_of, templates
 from octavo.server.formats.parser import OutputParser
+from tests.fakes.written_calls import TEXTS, THREE
 from tests.server.formats.test_parser import cuttings, output_of, read
 
 FILES = Path(octavo.server.formats.__file__).parent
-DEEP = '{"a": {"b": [1, {"c": "“ü”\\n\\"x\\" </tool_call>"}]}, "d": ""}'
-PYTHONIC = """[f(a={'b': [1, {"c": '“ü”\\n"x" </tool_call>'}]}, d=""), g(), h(s='it\\'s', on=True, off=None)]"""
-THREE = [ReadCall("", "f", DEEP), ReadCall("", "g", "{}"), ReadCall("", "h", '{"s": "it\'s", "on": true, "off": null}')]
-H = THREE[2].arguments
-
-EACH = f'[{{"name": "f", "arguments": {DEEP}}}, {{"name": "g", "arguments": {{}}}}, {{"arguments": {H}, "name": "h"}}]'
-
-
-def tagged(call: str, tag: str, joint: str, calls: str = "{}") -> str:
-    """Write the calls with each argument between tags; call and tag have NAME, KEY, VALUE and BODY."""
-    texts = []
-    for each in THREE:
-        values = {
-            key: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
-            for key, v in json.loads(each.arguments).items()
-        }
-        body = "".join(tag.replace("KEY", key).replace("VALUE", value) + "\n" for key, value in values.items())
-        texts.append(call.replace("NAME", each.name).replace("BODY", body))
-    return calls.format(joint.join(texts))
-
-
-def dsml(calls: str) -> str:
-    """Write the calls as DeepSeek does. calls: the name of the tag around them."""
-    tag = '<D|parameter name="KEY" string="true">VALUE</D|parameter>'
-    text = tagged('<D|invoke name="NAME">\nBODY</D|invoke>', tag, "\n", f"<D|{calls}>\n{{}}\n</D|{calls}>")
-    return text.replace("D|", "｜DSML｜")
-
-
-def hunyuan(suffix: str, behind_name: str, line: str) -> str:
-    """Write the calls as Hy3 and Hy4 do. suffix: of tags. line: what stands between a key and its value."""
-    parts = f"<tool_call>NAME{behind_name}BODY</tool_call>", f"<arg_key>KEY</arg_key>{line}<arg_value>VALUE</arg_value>"
-    call, tag, calls = (each.replace(">", f"{suffix}>") for each in (*parts, "<tool_calls>\n{}\n</tool_calls>"))
-    return tagged(call, tag, "\n", calls)
-
-
-TEXTS = {
-    "kimi_k2": "<|tool_calls_section_begin|>"
-    + "".join(
-        f"<|tool_call_begin|>functions.{call.name}:{place}<|tool_call_argument_begin|>{call.arguments}<|tool_call_end|>"
-        for place, call in enumerate(THREE)
-    )
-    + "<|tool_calls_section_end|>",
-    "minimax_m2": tagged(
-        '<invoke name="NAME">\nBODY</invoke>',
-        '<parameter name="KEY">VALUE</parameter>',
-        "\n",
-        "<minimax:tool_call>\n{}\n</minimax:tool_call>",
-    ),
-    "minimax_m3": (
-        "N<tool_call>\n"
-        'N<invoke name="f">N<a>N<b>N<item>1N</item>'
-        'N<item>N<c>“ü”\n"x" </tool_call>N</c>N</item>N</b>N</a>N<d>N</d>N</invoke>\n'
-        'N<invoke name="g">N</invoke>\n'
-        'N<invoke name="h">N<s>it\'sN</s>N<on>trueN</on>N<off>nullN</off>N</invoke>\n'
-        "N</tool_call>"
-    ).replace("N<", "]<]minimax[>[<"),
-    **{name: dsml(calls) for name, calls in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))},
-    "hy_v3": hunyuan("", "<tool_sep>\n", "\n"),
-    "hy_v3_suffixed": hunyuan(":opensource", "<tool_sep>\n", "\n"),
-    "hy_v4": hunyuan(":opensource", "", ""),
-    "seed_oss": tagged(
-        "<seed:tool_call>\n<function=NAME>\nBODY</function>\n</seed:tool_call>",
-        "<parameter=KEY>VALUE</parameter>",
-        "\n",
-    ),
-    "longcat": f'<longcat_tool_call>\n{{"name": "f", "arguments": {DEEP}}}\n</longcat_tool_call>\n'
-    '<longcat_tool_call>{"name": "g", "arguments": {}}</longcat_tool_call>'
-    f'<longcat_tool_call>{{"name": "h", "arguments": {H}}}</longcat_tool_call>',
-    "phi4_mini": f"functools{EACH}",
-    "internlm": "".join(
-        f'<|action_start|><|plugin|>\n{{"name": "{call.name}", "parameters": {call.arguments}}}<|action_end|>'
-        for call in THREE
-    ),
-    "hunyuan": f"<tool_calls>{EACH}</tool_calls>",
-    "granite": f"<|tool_call|>{EACH}",
-    "nemotron": f"<TOOLCALL>{EACH}</TOOLCALL>",
-    "lfm2": f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>",
-    "cohere": f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "f", "parameters": {DEEP}}}, '
-    f'{{"tool_call_id": "1", "tool_name": "g", "parameters": {{}}}}, '
-    f'{{"tool_call_id": "2", "tool_name": "h", "parameters": {H}}}]<|END_ACTION|>',
-    "hermes": f'<tool_call>\n{{"name": "f", "arguments": {DEEP}}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "g"}\n</tool_call>'
-    f'<tool_call>{{"name": "h", "arguments": {json.dumps(H)}}}</tool_call>',
-    "llama3": f'{{"name": "f", "parameters": {DEEP}}}; {{"name": "g", "parameters": null}}; '
-    f'{{"type": "function", "name": "h", "parameters": {H}}}',
-    "mistral": f'[TOOL_CALLS][{{"name": "f", "arguments": {DEEP}}}, {{"name": "g", "arguments": {{}}}}, '
-    f'{{"arguments": {H}, "name": "h"}}]',
-    "mistral_args": f"[TOOL_CALLS]f[ARGS]{DEEP}[TOOL_CALLS]g[ARGS]{{}}[TOOL_CALLS]h[ARGS]{H}",
-    "pythonic": PYTHONIC,
-    "pythonic_marked": f"<|python_start|>{PYTHONIC}<|python_end|>",
-    "deepseek_v3": "<｜tool▁calls▁begin｜>"
-    + "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```<｜tool▁call▁end｜>"
-        for call in THREE
-    )
-    + "<｜tool▁calls▁end｜>",
-    "deepseek_v31": "<｜tool▁calls▁begin｜>"
-    + "".join(f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>" for call in THREE)
-    + "<｜tool▁calls▁end｜>",
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n"
-    + json.dumps(json.loads(DEEP)["a"], ensure_ascii=False)
-    + "\n</parameter>\n<parameter=d>\n\n</parameter>\n</function>\n</tool_call>\n"
-    "<tool_call>\n<function=g>\n</function>\n</tool_call>"
-    "\n<tool_call>\n<function=h>\n<parameter=s>\nit's\n</parameter>\n<parameter=on>\nTrue\n</parameter>\n<parameter=off>\nnull\n"
-    "</parameter>\n</function>\n</tool_call>",
-    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>"
-    + json.dumps(json.loads(DEEP)["a"], ensure_ascii=False)
-    + "</arg_value>\n<arg_key>d</arg_key>\n<arg_value></arg_value>\n</tool_call>\n<tool_call>g</tool_call><tool_call>h"
-    "<arg_key>s</arg_key><arg_value>it's</arg_value><arg_key>on</arg_key><arg_value>true</arg_value><arg_key>off</arg_key>"
-    "<arg_value>null</arg_value></tool_call>",
-    "gpt_oss": "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
-    + "<|start|>assistant".join(
-        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}<|call|>"
-        for call in THREE
-    ),
-}
+OPEN = '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="d" type="string"<|sep|>V'
+CLOSE = "<|close|>argument<|sep|><|close|>call<|sep|>"
 TOOLS: dict[str, Any] = {
     "f": {"properties": {"d": {"type": "string"}}},
     "g": {},
@@ -183,7 +70,7 @@ def test_a_list_that_is_cut_within_a_later_call_has_the_calls_before_it(name: st
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> None:
     draw = random.Random(name)
-    for _ in range(15):
+    for _ in range(8):
         text = TEXTS[name]
         for _ in range(draw.randrange(1, 4)):
             start, length = draw.randrange(len(text)), draw.randrange(12)
@@ -210,6 +97,22 @@ def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> No
         ('<tool_call> "arguments" </think> <response>', "hermes+ernie_think"),
         ("<think>\n\n</think> <answer> <|extra_0|> <tool_calls> </tool_calls>", "hunyuan+hunyuan_think"),
         ("<|tool_list_start|>", "lfm2"),
+        ("'<|tool_call>call:' '}<tool_call|>' '<|channel>thought\\n<channel|>'", "gemma4"),
+        ("'<start_function_call>call:' '<escape>'", "functiongemma"),
+        ("'<|open|>' '<|close|>' '<|sep|>' open_tag('tools')", "kimi_k3"),
+        ("role_sep=\"<|role_sep|>\\n\" 'role': 'function call'", "gigachat3"),
+        ("<|role_sep|> <|function_call|>", "gigachat31"),
+        ("<ifm|tool_calls> <ifm|think>", "k2_horizon"),
+        ("{%- set dsml_token = '｜DSML｜' -%} '<' + dsml_token + ' calls>' </think>", "deepseek_v41+think"),
+        ("'<|tools_prefix|>'", "apertus"),
+        ("<function_calls></function_calls> <think> </think>", "olmo3+think"),
+        ('[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]', "xlam"),
+        ("<|tool_calls_begin｜> <steptml:invoke name= </think>", "step3+think"),
+        ("<dots_function_call>", "dots"),
+        ("<|content_thinking|> <|content_invoke_tool_json|>", "inkling"),
+        ('<function name="f"><param name="x"> </think>', "minicpm5+think"),
+        ("<|plamo:begin_tool_request:plamo|>", "plamo3"),
+        ("write your thoughts after 'Here is my thought process:' <|tool_call|> Granite", "granite+granite_think"),
     ],
 )
 def test_a_chat_template_leads_to_its_format(chat_template: str, name: str) -> None:
@@ -281,11 +184,52 @@ def test_a_lone_end_mark_before_an_answer_without_reasoning_is_left_out() -> Non
     assert read(form("minimax_m3"), ["</mm:think>Yes."]).text == "Yes."
 
 
-def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> None:
-    text = '<minimax:tool_call><invoke name="f"><parameter name="d">\n  a\n\n</parameter></invoke></minimax:tool_call>'
-    for pieces in cuttings(text, 6):
-        [call] = read(form("minimax_m2"), pieces, tools=TOOLS).calls
-        assert json.loads(call.arguments) == {"d": "  a\n"}
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("minimax_m2", '<invoke name="f"><parameter name="d">V</parameter></invoke>', " \n  a\n\n"),
+        ("glm", "<tool_call>f<arg_key>d</arg_key><arg_value>V</arg_value></tool_call>", "\n  a\n"),
+        ("deepseek_v4", '<D|invoke name="f"><D|parameter name="d" string="true">V</D|parameter></D|invoke>', "a\n"),
+        ("hy_v3", "<tool_call>f<tool_sep><arg_key>d</arg_key><arg_value>V</arg_value></tool_call>", "\ta\n"),
+        ("mimo", "<tool_call>\n<function=f>\n<parameter=d>V</parameter>\n</function>\n</tool_call>", "\na\n"),
+        ("kimi_k3", OPEN + CLOSE, "\n\na "),
+        ("minicpm5", '<function name="f"><param name="d"><![CDATA[V]]></param></function>', " &lt;a> "),
+        ("gemma4", '<|tool_call>call:f{d:<|"|>V<|"|>}<tool_call|>', '\n{"a": [1,} '),
+    ],
+)
+def test_white_space_of_a_text_is_a_part_of_it_where_models_write_none_beside_it(
+    name: str, text: str, value: str
+) -> None:
+    text = text.replace("D|", "｜DSML｜").replace("V", value)
+    for tools in (TOOLS, {"f": {"properties": {"d": {"type": ["string", "null"]}}}}):
+        for pieces in cuttings(text, 6):
+            [call] = read(form(name), pieces, tools=tools).calls
+            assert json.loads(call.arguments) == {"d": value}
+    [call] = read(form("seed_oss"), ["<seed:tool_call><function=f><parameter=d>\n\na\n</parameter>"], tools=TOOLS).calls
+    assert call.arguments.startswith('{"d": "\\na"')
+
+
+def test_a_model_says_whether_a_value_is_a_text_where_the_schema_does_not() -> None:
+    def value(name: str, text: str, schema: dict[str, Any]) -> Any:
+        [call] = read(form(name), [text], tools={"f": {"properties": {"d": schema}}}).calls
+        return json.loads(call.arguments)["d"]
+
+    for name, yes, no in (
+        ("deepseek_v32", 'string="true"', 'string="false"'),
+        ("kimi_k3", 'type="string"', 'type="number"'),
+    ):
+        parts = OPEN + CLOSE if name == "kimi_k3" else '<D|invoke name="f"><D|parameter name="d" T>V</D|parameter>'
+        text = parts.replace("D|", "｜DSML｜").replace("V", "5")
+        marked, plain = (text.replace("T", kind).replace('type="string"', kind) for kind in (yes, no))
+        for schema in ({}, {"type": ["string", "integer"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}):
+            assert (value(name, marked, schema), value(name, plain, schema)) == ("5", 5)
+        assert value(name, marked, {"type": "integer"}) == 5
+        assert value(name, plain, {"type": "string"}) == "5"
+    assert value("glm", "<tool_call>f<arg_key>d</arg_key><arg_value>5</arg_value>", {"type": ["string", "null"]}) == "5"
+    assert (
+        value("glm", "<tool_call>f<arg_key>d</arg_key><arg_value>null</arg_value>", {"type": ["string", "null"]})
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,6 +241,12 @@ def test_line_ends_of_a_value_between_tags_are_a_part_of_it_but_for_one() -> Non
         ("longcat", "<longcat_think>hm</longcat_think>Yes."),
         ("minimax_m3", "<mm:think>\nhm\n</mm:think>\n\nYes."),
         ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
+        ("gemma4", "<|channel>thought\nhm\n<channel|>Yes.<turn|>"),
+        ("granite_think", "Here is my thought process: hm\n\nHere is my response: Yes."),
+        ("k2_horizon", "<ifm|think_fast>hm</ifm|think_fast>\nYes."),
+        ("kimi_k3", "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"),
+        ("inkling", "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>"),
+        ("plamo3", "<|plamo:begin_think:plamo|>hm<|plamo:end_think:plamo|>Yes.<|plamo:tag|>"),
     ],
 )
 def test_reasoning_is_parted_from_the_answer(name: str, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.server.formats.events import ReadCall, ReadOutput, ToolCallEnd, joined
-from octavo.server.formats.format import Format, format_of
+from octavo.server.formats.format import Format, format_of, templates
 from octavo.server.formats.parser import OutputParser
 
 CHATML = format_of('<tool_call> "arguments" </think>')
@@ -66,6 +66,41 @@ def test_text_without_marks_is_left_as_it_is() -> None:
 def test_reasoning_that_the_prompt_has_opened_ends_at_its_mark() -> None:
     assert read(CHATML, ["so\n</thi", "nk>\n\nyes"], begins_in_reasoning=True) == ReadOutput("yes", "so", [])
     assert read(CHATML, ["so</think>yes"], reads_reasoning=False) == ReadOutput("so</think>yes", None, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "call"),
+    [
+        ("hermes", "", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("glm45", "", "<tool_call>f</tool_call>"),
+        ("minimax_m2", "<minimax:tool_call>", '<invoke name="f"></invoke></minimax:tool_call>'),
+        ("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"),
+    ],
+)
+def test_a_call_of_a_known_tool_ends_reasoning_that_has_no_end(name: str, begin: str, call: str) -> None:
+    form = format_of(None, None, name, "deepseek_r1")
+    thought = f"I could {begin} or <tool_call>"
+    for pieces in cuttings(f"<think>{thought}\n{begin}\n{call}\nDone."):
+        assert read(form, pieces, {"f": {}}) == ReadOutput("Done.", thought, [ReadCall("", "f", "{}")])
+    for pieces in cuttings(f"<think>{thought}\n{begin}\n{call}</think>\nDone."):
+        found = read(form, pieces, {"g": {}})
+        assert found == ReadOutput("Done.", f"{thought}\n{begin}\n{call}", [])
+
+
+def test_channels_that_come_again_are_not_ended_by_calls() -> None:
+    form = templates()["gpt_oss"].format("gpt_oss")
+    text = "<|channel|>analysis<|message|>a<|channel|>commentary to=functions.f<|message|>{}<|end|>"
+    assert output_of(OutputParser(form, {"f": {}}), [text]).calls == []
+
+
+def test_reasoning_that_is_to_stay_in_the_text_keeps_its_marks() -> None:
+    form = format_of(None, None, "minimax_m2", "minimax_m2_append_think")
+    assert form is not None
+    for pieces in cuttings('hm</think>\n\nYes. <minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>'):
+        found = read(form, pieces, {"f": {}}, begins_in_reasoning=True)
+        assert found == ReadOutput("<think>hm</think>\n\nYes.", None, [ReadCall("", "f", "{}")])
+    parser = OutputParser(form, None, begins_in_reasoning=True, drops=["<think>", "</think>", "<eos>"])
+    assert output_of(parser, ["hm</think>Yes.<eos>"]) == ReadOutput("<think>hm</think>Yes.", None, [])
 
 
 @pytest.mark.parametrize(
