@@ -1,4 +1,4 @@
-"""Keys of Step 3.5 and 3.7 Flash as their releases have them, in the layout of transformers."""
+"""Keys of Step 3, and of Step 3.5 and 3.7 Flash, as their releases have them, in the layout of transformers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def step_layout(values: Mapping[str, Any]) -> dict[str, Any]:
             kind: _rotation(values, kind) for kind in made["layer_types"] if isinstance(kind, str)
         }
     return made
+
+
+def step3_layout(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kinds of MLPs of Step 3, whose layers with experts are named: all but the first unless they are."""
+    layers, sparse = values.get("num_hidden_layers"), values.get("moe_layers_enum")
+    if not isinstance(layers, int) or not 0 < layers < 1 << 10:
+        return {}
+    named = {*map(str, range(1, layers))}
+    if isinstance(sparse, str | list):
+        named = set(sparse.replace(" ", "").split(",")) if isinstance(sparse, str) else {*map(str, sparse)}
+    return {"mlp_layer_types": ["sparse" if str(layer) in named else "dense" for layer in range(layers)]}
 
 
 def _rotation(values: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from octavo.config.released_deepseek import deepseek_v4_layout
 from octavo.config.released_minimax import minimax_layout
-from octavo.config.released_step import step_layout
+from octavo.config.released_step import step3_layout, step_layout
 from octavo.config.section import Section
 
 TEXT_CONFIG: Final = "text_config"
@@ -34,6 +34,7 @@ _GEMMA4: Final[Mapping[str, Any]] = {
     },
     "sliding_window_pattern": 6,
 }
+_MINIMAX_M3: Final = ("minimax_m3_text", "minimax_m3_vl", "minimax_m3_vl_text")
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
@@ -79,11 +80,12 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{each: {"tie_word_embeddings": True} for each in ("hunyuan_vl", "hunyuan_vl_text")},
     "longcat_flash": {"rope_theta": 10_000_000.0},
     "mellum": {"norm_topk_prob": True},
-    **{each: {"rope_theta": 5_000_000.0} for each in ("minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text")},
+    **{each: {"rope_theta": 5_000_000.0} for each in ("minimax_m2", *_MINIMAX_M3)},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "orion": {"partial_rotary_factor": 1.0},
     "sarvam_moe": {"rope_theta": 8_000_000.0},
     "smollm3": {"rope_theta": 2_000_000.0},
+    "step3_text": {"rope_theta": 500_000.0},
 }
 """By `model_type`: values that published configs leave out."""
 _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -110,6 +112,7 @@ _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """By `model_type` of a model around a text model: values that the config of the latter may leave out."""
+_MIMO_V2: Final = ("mimo_v2", "mimo_v2_flash", "mimovl")
 _OF_KIMI: Final = {
     "max_position_embeddings": "model_max_length",
     "n_group": "num_expert_group",
@@ -117,9 +120,15 @@ _OF_KIMI: Final = {
     "norm_topk_prob": "moe_renormalize",
     "num_experts_per_tok": "num_experts_per_token",
 }
+_OF_STEP: Final = {
+    "max_position_embeddings": "max_seq_len",
+    "n_routed_experts": "moe_num_experts",
+    "num_experts_per_tok": "moe_top_k",
+    "num_key_value_heads": "num_attention_groups",
+}
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
-    "mimo_v2_flash": {"rms_norm_eps": "layernorm_epsilon"},
+    **{each: {"rms_norm_eps": "layernorm_epsilon"} for each in _MIMO_V2},
     "mlp_speculator": {"hidden_size": "emb_dim"},
     "nomic_bert": {
         "hidden_size": "n_embd",
@@ -132,12 +141,8 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "bailing_hybrid": _OF_KIMI,
     "kimi_linear": _OF_KIMI,
-    "step3p5": {
-        "max_position_embeddings": "max_seq_len",
-        "n_routed_experts": "moe_num_experts",
-        "num_experts_per_tok": "moe_top_k",
-        "num_key_value_heads": "num_attention_groups",
-    },
+    "step3p5": _OF_STEP,
+    "step3_text": _OF_STEP | {"max_position_embeddings": "max_position_embedding"},
 }
 """By `model_type`: keys that have another name in the configs of such models."""
 _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")
@@ -250,10 +255,11 @@ _CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] 
     "deepseek_v4": deepseek_v4_layout,
     "gemma3_text": _gemma3_rope,
     "gemma3n_text": _gemma3_rope,
-    "mimo_v2_flash": _mimo_layers,
-    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), minimax_layout),
+    **dict.fromkeys(_MIMO_V2, _mimo_layers),
+    **dict.fromkeys(_MINIMAX_M3, minimax_layout),
     "mllama_text_model": _undrawn_tokens,
     "nomic_bert": _trained_positions,
+    "step3_text": step3_layout,
     "step3p5": step_layout,
 }
 """By `model_type`: makes keys of today from those of a config."""

@@ -122,6 +122,26 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
 SarvamMoEForCausalLM = BailingMoeV2ForCausalLM
 
 
+def _of_totals(c: Checkpoint) -> Mixture:
+    mixture = corrected(c, correction="gate.expert_bias", counts=stated_counts(c))
+    stated = c.optional_positive("moe_shared_expert_intermediate_size") if mixture.shared_width else None
+    return replace(mixture, shared_width=stated or mixture.shared_width)
+
+
+class Param2MoEForCausalLM(BailingMoeV2ForCausalLM):
+    """Param2: Ling 2.0's blocks; corrections are used around their mean, which changes no choice.
+
+    Source: BharatGen's releases.
+    """
+
+    FIELDS = {
+        **BailingMoeV2ForCausalLM.FIELDS,
+        **fields(
+            mixture=Read(_of_totals), qkv_bias=flag("use_qkv_bias"), qk_norms=chosen("use_qk_norm", False, head_norms)
+        ),
+    }
+
+
 class Dots1ForCausalLM(GatedDecoder):
     """dots.llm1: Qwen3's attention, and DeepSeek V3's mixtures. Source: https://arxiv.org/abs/2506.05767."""
 

@@ -1,4 +1,4 @@
-"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7, Mistral Small 4, Sarvam, Youtu."""
+"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7, Mistral Small 4, openPangu and others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.models.blocks import GatedLayer, SparseMLP, stream_norm
-from octavo.models.fields import EPS, TIED, Read, fields
+from octavo.models.blocks import GatedLayer, SandwichLayer, SparseMLP, stream_norm
+from octavo.models.fields import EPS, TIED, Read, chosen, eps, fields
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import with_query_growth
 from octavo.models.sparse import (
@@ -135,3 +135,38 @@ class YoutuForCausalLM(LatentDecoder):
     """
 
     FIELDS = fields(tied=TIED)
+
+
+def _perhaps_biased(c: Checkpoint) -> Mixture:
+    mixture = corrected(c)
+    return mixture if c.bool("router_enable_expert_bias", False) else replace(mixture, correction=None)
+
+
+class PanguUltraMoEForCausalLM(LatentDecoder):
+    """openPangu Ultra: DeepSeek V3's blocks with one group of experts, and norms before and after where it says so.
+
+    Source: https://arxiv.org/abs/2505.04519.
+    """
+
+    EXPECTED = fields(n_group=1, topk_group=1)
+    FIELDS = fields(
+        mixture=Read(_perhaps_biased),
+        sparse=Read(dense_first, 0),
+        layer=chosen("sandwich_norm", False, SandwichLayer),
+        latent_eps=eps("rms_norm_eps", 1e-6),
+        renamed=chosen(
+            "sandwich_norm",
+            False,
+            {
+                "attention_output_norm": "post_attention_layernorm",
+                "post_attention_layernorm": "pre_mlp_layernorm",
+                "mlp_output_norm": "post_mlp_layernorm",
+            },
+        ),
+    )
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> LatentConfig:
+        c.refuse("param_sink_number", "rope_scaling", because="it is not implemented")
+        config: LatentConfig = super().read(c)
+        return config

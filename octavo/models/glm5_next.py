@@ -143,6 +143,9 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
         return f"{name}.weight" if name.endswith(".index_kpool_compress_gate") else name
 
 
+Glm5NextForCausalLM = Glm5NextForConditionalGeneration
+
+
 def _read_kinds(c: Checkpoint, layers: int) -> tuple[str, ...]:
     kinds = ["linear_attention" if layer % 4 != 3 else "indexed_attention" for layer in range(min(layers, MOST_LAYERS))]
     if c.values.get("layer_types") is not None:

@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: values are narrower than keys, and layers with a window have more of both, and sinks.
+"""MiMo-V2 and -Flash: values are narrower than keys, and layers with a window have more of both, and sinks.
 
 Source: https://arxiv.org/abs/2601.02780.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig, windows_by_kind
 from octavo.models.ropes import read_rope
-from octavo.models.sparse import corrected, sparse_by_kind
+from octavo.models.sparse import corrected, has_tensor, sparse_by_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class MiMoConfig(DecoderConfig):
     """Elements of a value."""
     value_factor: float
     """What values are multiplied with."""
+    is_joined: bool
+    """Whether queries, keys and values are one stored tensor."""
 
     def heads_of(self, layer: int) -> Heads:
         return self.heads if self.window_of(layer) is None else self.windowed_heads
@@ -45,14 +48,18 @@ class MiMoConfig(DecoderConfig):
 class NarrowValuesLinear(PickedLinear):
     """x [tokens, inputs] → q [tokens, heads, dim], k [tokens, kv_heads, dim] and v [tokens, kv_heads, value_dim]."""
 
-    def __init__(self, inputs: int, heads: Heads, value_dim: int, mesh: Mesh, *, bias: bool) -> None:
+    def __init__(
+        self, inputs: int, heads: Heads, value_dim: int, mesh: Mesh, *, bias: bool, is_joined: bool = False
+    ) -> None:
+        """is_joined: one stored tensor, `qkv_proj`, has all queries, behind them all keys, and all values."""
         own, (start, length) = heads.share(mesh), heads.kv_share(mesh)
         first, count = start // heads.dim * value_dim, length // heads.dim * value_dim
         rows = {"q_proj": heads.query_share(mesh), "k_proj": (start, length), "v_proj": (first, count)}
         sizes = heads.q_size, heads.kv_size, heads.kv * value_dim
+        places = [0, sizes[0], sizes[0] + sizes[1]] if is_joined else [0, 0, 0]
         picks = [
-            Pick(name, size, (slice(begin, begin + many),))
-            for (name, (begin, many)), size in zip(rows.items(), sizes, strict=True)
+            Pick(*(("qkv_proj", sum(sizes)) if is_joined else (name, size)), (slice(at + begin, at + begin + many),))
+            for (name, (begin, many)), size, at in zip(rows.items(), sizes, places, strict=True)
         ]
         super().__init__(inputs, picks, bias=bias)
         self._widths, self._shapes = [each.length for each in picks], [(own.query, heads.dim), (own.kv, heads.dim)]
@@ -71,7 +78,9 @@ class Attention(nn.Module):
         super().__init__()
         heads, window, rope = c.heads_of(layer), c.window_of(layer), c.rope_of(layer)
         assert rope is not None
-        self.qkv_proj = NarrowValuesLinear(c.hidden_size, heads, c.value_dim, mesh, bias=c.qkv_bias)
+        self.qkv_proj = NarrowValuesLinear(
+            c.hidden_size, heads, c.value_dim, mesh, bias=c.qkv_bias, is_joined=c.is_joined
+        )
         self.rope = Rotary(rope)
         self.attend: PagedAttention = (
             PagedAttention(heads.share(mesh)) if window is None else SinkAttention(heads, mesh, sliding_window=window)
@@ -93,6 +102,10 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
     """The whole model. Mixtures are those of DeepSeek V3 without shared experts."""
 
     REPLACED = {".attention_sink_bias": ".sinks"}
+    SHARE: ClassVar[float] = 0.334
+    """Of a head that turns, where the config does not say."""
+    FACTOR: ClassVar[float | None] = 0.707
+    """What values are multiplied with, likewise."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> MiMoConfig:
@@ -106,12 +119,12 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
             raise c.error("v_head_dim", f"at most head_dim, which is {dim}")
         if query % windowed.kv:
             raise c.error("num_attention_heads", f"a multiple of the key and value heads, which are {windowed.kv}")
-        windows, read = windows_by_kind(c), partial(read_rope, c, dim, share=0.334)
-        has_scale = c.values.get("attention_value_scale", 0.707) is not None
+        windows, read = windows_by_kind(c), partial(read_rope, c, dim, share=cls.SHARE)
+        has_scale = c.values.get("attention_value_scale", cls.FACTOR) is not None
         config = MiMoConfig.common(
             c,
             head_dim=dim,
-            rotary_share=0.334,
+            rotary_share=cls.SHARE,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qkv_bias=c.bool("attention_bias", False),
             windows=windows,
@@ -119,7 +132,8 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
             sparse=sparse_by_kind(c, 1),
             windowed_heads=windowed,
             value_dim=value_dim,
-            value_factor=c.float("attention_value_scale", 0.707) if has_scale else 1.0,
+            value_factor=c.float("attention_value_scale", cls.FACTOR or 1.0) if has_scale else 1.0,
+            is_joined=_is_joined(c),
         )
         if config.ropes or c.values.get("swa_rope_theta") is None:
             return config
@@ -128,3 +142,18 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
 
     def __init__(self, c: MiMoConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, attention=lambda index: Attention(c, mesh, index))
+
+
+class MiMoV2ForCausalLM(MiMoV2FlashForCausalLM):
+    """MiMo-V2 and the text of its Omni: whole heads turn, and values are not multiplied, unless the config says so."""
+
+    SHARE = 1.0
+    FACTOR = None
+
+
+def _is_joined(c: Checkpoint) -> bool:
+    if not has_tensor(c, ".self_attn.qkv_proj.weight"):
+        return False
+    # these have the rows of each of num_key_value_heads groups together, with scales of their own for each group
+    c.refuse("quantization_config", because="quantised weights of queries, keys and values together are not read")
+    return True

@@ -129,7 +129,7 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
         super().__init__(c, mesh, attention)
 
 
-MiniMaxM3SparseForConditionalGeneration = MiniMaxM3VLForCausalLM
+MiniMaxM3SparseForConditionalGeneration = MiniMaxM3SparseForCausalLM = MiniMaxM3VLForCausalLM
 
 
 def _mixture(c: Checkpoint, numbers: tuple[float, float]) -> Mixture:

@@ -65,6 +65,16 @@ _MTP: Final = {
     "mtp.layers.0.": "",
 }
 _QWEN: Final = Layout(_MTP, is_normed=True)
+_MIMO: Final = Layout(
+    {
+        "model.mtp.layers.0.pre_mlp_layernorm.": "post_attention_layernorm.",
+        "model.mtp.layers.0.final_layernorm.": "shared_head.norm.",
+        "model.mtp.layers.0.": "",
+    },
+    is_dense=True,
+    is_windowed=True,
+    reads_stream=True,
+)
 _FINAL_NORM: Final = Layout({"model.layers.{}.final_layernorm.": "shared_head.norm."}, is_normed=True)
 _LAYOUTS: Final[Mapping[str, Layout]] = {
     "Qwen3NextForCausalLM": _QWEN,
@@ -99,16 +109,7 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
         has_one_stream=True,
     ),
     "BailingMoeV2ForCausalLM": _FINAL_NORM,
-    "MiMoV2FlashForCausalLM": Layout(
-        {
-            "model.mtp.layers.0.pre_mlp_layernorm.": "post_attention_layernorm.",
-            "model.mtp.layers.0.final_layernorm.": "shared_head.norm.",
-            "model.mtp.layers.0.": "",
-        },
-        is_dense=True,
-        is_windowed=True,
-        reads_stream=True,
-    ),
+    **dict.fromkeys(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), _MIMO),
     "Step3p5ForCausalLM": Layout(
         {
             "model.layers.{}.transformer.shared_head.output.": "shared_head.head.",

@@ -22,8 +22,10 @@ from octavo.models.fallback.library import INSTALL, find_class, library_version
 _TEXT_ALONE: Final = frozenset(
     {
         "MiniCPMV4_7ForConditionalGeneration",
+        "MiMoV2OmniForCausalLM",
         "NemotronH_Nano_VL_V2",
         "Qwen4ExpForConditionalGeneration",
+        "Step3VLForConditionalGeneration",
         "Step3p7ForConditionalGeneration",
     }
 )
@@ -47,6 +49,8 @@ _FAMILY_OF_TYPE: Final = {
     "hunyuan_vl": "hunyuandensev1",
     "hy_v4_vl": "hyv4",
     "llama_bidirec": "llama",
+    "mimovl": "mimov2",
+    "minimax_m3": "minimaxm3sparse",
     "modernbert-decoder": "modernbertdecoder",
     "nemotron-nas": "decilm",
     "new": "gte",
@@ -57,13 +61,14 @@ _FAMILY_OF_TYPE: Final = {
     "qwen3_omni_moe": "qwen3_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
+    "step3": "step3text",
     "unlimited_ocr": "deepseek",
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _FILES: Final = {
     "corrected_mixtures": (
         *("Afmoe", "BailingMoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoE", "ExaoneMoe", "Glm4Moe", "HYV3"),
-        *("Kolibri1", "MiniMaxM2", "SarvamMoE", "SolarOpen"),
+        *("Kolibri1", "MiniMaxM2", "Param2MoE", "SarvamMoE", "SolarOpen"),
     ),
     "bitnet": ("BitNet",),
     "dbrx": ("Dbrx",),
@@ -83,7 +88,10 @@ _FILES: Final = {
         "XLMRoberta",
     ),
     "deci": ("DeciLM",),
-    "deepseek": ("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "SarvamMLA", "Youtu"),
+    "deepseek": (
+        *("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "PanguUltraMoE", "SarvamMLA"),
+        "Youtu",
+    ),
     "deepseek_sparse": ("AXK2", "DeepseekV32", "GlmMoeDsa", "HYV4"),
     "deepseek_v4": ("DeepseekV4",),
     "ernie_vl": ("Ernie4_5_VLMoe",),
@@ -114,7 +122,7 @@ _FILES: Final = {
     "llama4": ("Llama4",),
     "longcat": ("LongcatFlash",),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
-    "mimo": ("MiMoV2Flash",),
+    "mimo": ("MiMoV2", "MiMoV2Flash"),
     "mistral_large4": ("MistralLarge4",),
     "mllama": ("Mllama",),
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
@@ -131,7 +139,7 @@ _FILES: Final = {
     "qwen4_exp": ("Qwen4Exp",),
     "qwen_linear": ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
     "slopes": ("Bloom", "MPT", "Mpt"),
-    "step": ("Step3p5",),
+    "step": ("Step3Text", "Step3p5"),
     "whisper": ("Whisper",),
     "zamba2": ("Zamba2",),
 }
@@ -150,7 +158,7 @@ _OTHER_NAMES: Final = {
 }
 _FILE_OF: Final = {
     _OTHER_NAMES.get(family, f"{family}ForCausalLM"): file for file, families in _FILES.items() for family in families
-}
+} | {"Glm5NextForCausalLM": "glm5_next", "MiniMaxM3SparseForCausalLM": "minimax_m3"}
 
 
 class ModelClass(Protocol):

@@ -1,6 +1,7 @@
-"""Step 3.5 Flash: gated heads, of which layers with a window have more, and SwiGLU that is clamped in some layers.
+"""Step 3: queries made of few elements, and one head of keys. Step 3.5 Flash: gated heads, of which layers with a
+window have more, and SwiGLU that is clamped in some layers.
 
-Source: https://arxiv.org/abs/2602.10604.
+Sources: https://arxiv.org/abs/2507.19427, https://arxiv.org/abs/2602.10604.
 """
 
 from __future__ import annotations
@@ -8,18 +9,90 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
-from torch import nn
+from torch import Tensor, nn
 
+from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
+from octavo.layers.attention import PagedAttention
 from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
+from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder, head_norms, mlp_of
 from octavo.models.config import DecoderConfig, windows_by_kind
+from octavo.models.fields import EPS, Read, fields
 from octavo.models.sparse import Mixture, sparse_by_kind
 from octavo.ops.experts import RouterRule
+
+_STORED: Final = StoredExperts(is_stacked=True, is_apart=True)
+_NAMES: Final = {
+    ".share_expert.": ".mlp.shared_experts.",
+    ".moe.gate.": ".mlp.gate.",
+    ".moe.router_bias": ".mlp.router_bias",
+    ".moe.": ".mlp.experts.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step3Config(DecoderConfig):
+    """Adds the width that queries are made from."""
+
+    q_rank: int
+
+
+class NarrowQueriesAttention(nn.Module):
+    """Attention of heads that share one key and value; queries are made of `q_rank` elements behind a norm."""
+
+    def __init__(self, c: Step3Config, mesh: Mesh) -> None:
+        super().__init__()
+        assert c.rope is not None
+        self._sections, own = [c.q_rank, c.heads.dim, c.heads.dim], c.heads.share(mesh)
+        self._shape = own.query, own.dim
+        reads = ["q_proj", "k_proj", "v_proj"]
+        self.qkv_proj = ColumnLinear(c.hidden_size, self._sections, Mesh.single(), reads=reads)
+        self.inter_norm = RMSNorm(c.q_rank, c.norm_eps)
+        self.wq = ColumnLinear(c.q_rank, c.heads.q_size, mesh)
+        self.rope, self.attend = Rotary(c.rope), PagedAttention(own)
+        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        narrow, k, v = self.qkv_proj(x).split(self._sections, 1)
+        q = self.wq(self.inter_norm(narrow.contiguous())).view(len(x), *self._shape)
+        return self.o_proj(self.attend(q, k.unsqueeze(1), v.unsqueeze(1), batch, self.rope.rotation(batch)))
+
+
+class Step3TextForCausalLM(GatedDecoder):
+    """Step 3: experts are chosen by softmax, beside one that all tokens take."""
+
+    COMMON = Step3Config.common
+    REPLACED = _NAMES
+    EXPECTED = fields(num_key_value_heads=1)
+    FIELDS = fields(
+        q_rank=Read(Checkpoint.positive, "share_q_dim", 2048),
+        head_dim=Read(Checkpoint.positive, "head_dim", 256),
+        rotary_share=1.0,
+        norm_eps=EPS,
+        mixture=Read(
+            lambda c: Mixture(
+                experts=c.positive("n_routed_experts", 48),
+                width=c.positive("moe_intermediate_size", 5120),
+                rule=RouterRule(
+                    c.positive("num_experts_per_tok", 3), is_normalized=c.bool("norm_expert_weight", False)
+                ),
+                stored=_STORED,
+                shared_width=c.positive("share_expert_dim", 5120),
+            )
+        ),
+        sparse=Read(sparse_by_kind, 1),
+    )
+
+    def __init__(self, c: Step3Config, mesh: Mesh) -> None:
+        super().__init__(c, mesh, attention=lambda _: NarrowQueriesAttention(c, mesh))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +112,7 @@ class StepConfig(DecoderConfig):
 class Step3p5ForCausalLM(GatedDecoder):
     """The text model of Step 3.7 Flash, too. Mixtures are those of DeepSeek V3."""
 
-    REPLACED = {
-        ".share_expert.": ".mlp.shared_experts.",
-        ".moe.gate.": ".mlp.gate.",
-        ".moe.router_bias": ".mlp.router_bias",
-        ".moe.": ".mlp.experts.",
-    }
+    REPLACED = _NAMES
 
     @classmethod
     def read(cls, c: Checkpoint) -> StepConfig:
@@ -64,7 +132,7 @@ class Step3p5ForCausalLM(GatedDecoder):
                 is_normalized=True,
                 factor=c.positive_float("moe_router_scaling_factor", 1.0),
             ),
-            stored=StoredExperts(is_stacked=True, is_apart=True),
+            stored=_STORED,
             correction="router_bias",
             shared_width=c.positive("share_expert_dim", 1280),
         )

@@ -1,0 +1,222 @@
+"""Families that no class of transformers computes: their weights are those of relatives under other names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.models.registry import resolve_model
+from tests.conformance.runtimes import LEVELS
+from tests.distributed.threads import run_ranks
+from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
+from tests.models.paged_run import generated, load, logits_of
+from tests.models.test_tensor_parallel import Rank
+
+TOKENS = [3 + 7 * each % 120 for each in range(24)]
+
+
+def logits(path: Path) -> Tensor:
+    return logits_of(load(path), TOKENS)
+
+
+def oracle(path: Path, change: Callable[[Any, nn.Module], None] | None = None) -> Tensor:
+    """Return what transformers' model computes; `change` is given each of its layers, and what makes a norm."""
+    model = load_oracle(path)
+    for layer in model.model.layers if change is not None else ():
+        change(layer, type(layer.input_layernorm))
+    with torch.inference_mode():
+        found: Tensor = model(torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+def rewrite(path: Path, changed: dict[str, Tensor], **config: Any) -> None:
+    """Write other tensors in the place of all, and other keys of the config; None removes one."""
+    removed = tuple(name for name, value in config.items() if value is None)
+    edit_config(path, remove=removed, **{name: value for name, value in config.items() if value is not None})
+    edit_tensors(path, remove=tuple(load_file(path / "model.safetensors")), **changed)
+
+
+def text_alone(family: str, architecture: str, model_type: str, folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint(family, folder)
+    expected, tensors = logits(path), load_file(path / "model.safetensors")
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    rewrite(path, {name.replace("model.language_model.", "model.", 1): each for name, each in tensors.items()})
+    (path / "config.json").write_text(json.dumps({**text, "architectures": [architecture], "model_type": model_type}))
+    return path, expected
+
+
+def glm5_next(folder: Path) -> tuple[Path, Tensor]:
+    return text_alone("glm5_next", "Glm5NextForCausalLM", "glm5_next_text", folder)
+
+
+def minimax_m3(folder: Path) -> tuple[Path, Tensor]:
+    return text_alone("minimax_m3_vl", "MiniMaxM3SparseForCausalLM", "minimax_m3_text", folder)
+
+
+def mimo_v2(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("mimo_v2_flash", folder)
+    expected, tensors = logits(path), load_file(path / "model.safetensors")
+    for layer in range(3):
+        start = f"model.layers.{layer}.self_attn."
+        parts = [tensors.pop(f"{start}{each}_proj.weight") for each in "qkv"]
+        tensors[f"{start}qkv_proj.weight"] = torch.cat(parts)
+    rewrite(path, tensors, architectures=["MiMoV2ForCausalLM"], model_type="mimo_v2", attention_value_scale=0.707)
+    return path, expected
+
+
+def mimo_v2_omni(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("mimo_v2_flash", folder)
+    expected, tensors = logits(path), load_file(path / "model.safetensors")
+    others = {
+        name: torch.zeros(2) for name in ("visual.a.weight", "audio_encoder.a.weight", "speech_embeddings.0.weight")
+    }
+    own = {"architectures": ["MiMoV2OmniForCausalLM"], "model_type": "mimovl", "vision_config": {"depth": 1}}
+    rewrite(path, tensors | others, attention_value_scale=0.707, **own)
+    return path, expected
+
+
+def param2(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("bailing_moe_v2", folder)
+    expected, config = logits(path), json.loads((path / "config.json").read_text())
+    own: dict[str, Any] = {"architectures": ["Param2MoEForCausalLM"], "model_type": "param2moe", "use_qk_norm": True}
+    factor = config.get("routed_scaling_factor", 2.5)
+    rewrite(path, load_file(path / "model.safetensors"), routed_scaling_factor=factor, **own)
+    return path, expected
+
+
+def apply(norm: nn.Module, block: nn.Module, given: Any, out: Any) -> Any:
+    """Return what a block returned behind a norm."""
+    return (norm(out[0]), *out[1:]) if isinstance(out, tuple) else norm(out)
+
+
+def pangu(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("deepseek_v3", folder, n_group=1, topk_group=1)
+    generator, own = torch.Generator().manual_seed(1), load_file(path / "model.safetensors")
+
+    def change(layer: Any, norm: Any) -> None:
+        for block, name in ((layer.self_attn, "post_attention"), (layer.mlp, "post_mlp")):
+            behind = norm(32, 1e-6)
+            behind.weight.data = 1 + 0.3 * torch.randn(32, generator=generator)
+            place = layer.self_attn.layer_idx
+            own[f"model.layers.{place}.{name}_layernorm.new"] = behind.weight.data
+            block.register_forward_hook(partial(apply, behind))
+
+    expected = oracle(path, change)
+    for name in [each for each in own if each.endswith("post_attention_layernorm.weight")]:
+        own[name.replace("post_attention", "pre_mlp")] = own.pop(name)
+    names = {name: name.replace(".new", ".weight") for name in own}
+    rewrite(
+        path,
+        {names[name]: each for name, each in own.items()},
+        architectures=["PanguUltraMoEForCausalLM"],
+        model_type="pangu_ultra_moe",
+        sandwich_norm=True,
+        router_enable_expert_bias=True,
+    )
+    return path, expected
+
+
+def step3(folder: Path) -> tuple[Path, Tensor]:
+    """Made of a mixture whose shared expert has a gate: zeros, which are a half."""
+    width, heads = 24, {"num_attention_heads": 4, "num_key_value_heads": 1}
+    path = make_checkpoint("qwen2_moe", folder, qkv_bias=False, mlp_only_layers=[0], norm_topk_prob=True, **heads)
+    tensors = load_file(path / "model.safetensors")
+    gates = {name: torch.zeros_like(each) for name, each in tensors.items() if "shared_expert_gate" in name}
+    edit_tensors(path, **gates)
+    generator, own = torch.Generator().manual_seed(1), {}
+
+    def change(layer: Any, norm: Any) -> None:
+        first, second = nn.Linear(32, width, bias=False), nn.Linear(width, 32, bias=False)
+        between, start = norm(width, 1e-6), f"model.layers.{layer.self_attn.layer_idx}.self_attn."
+        for name, module in (("q_proj", first), ("inter_norm", between), ("wq", second)):
+            module.weight.data = torch.randn(module.weight.shape, generator=generator) * 0.3 + (name == "inter_norm")
+            own[f"{start}{name}.weight"] = module.weight.data
+        layer.self_attn.q_proj = nn.Sequential(first, between, second)
+
+    expected = oracle(path, change)
+    config = json.loads((path / "config.json").read_text())
+    for name, each in tensors.items():
+        if name in gates or name in own:
+            continue
+        name = name.replace(".mlp.shared_expert.", ".share_expert.").replace(".mlp.gate.", ".moe.gate.")
+        own.setdefault(name, each * 0.5 if "share_expert.down_proj" in name else each)
+    for layer in range(1, config["num_hidden_layers"]):
+        for part in ("gate", "up", "down"):
+            start = f"model.layers.{layer}."
+            found = [own.pop(f"{start}mlp.experts.{each}.{part}_proj.weight") for each in range(config["num_experts"])]
+            own[f"{start}moe.{part}_proj.weight"] = torch.stack(found)
+    rewrite(
+        path,
+        own,
+        architectures=["Step3TextForCausalLM"],
+        model_type="step3_text",
+        head_dim=8,
+        share_q_dim=width,
+        num_attention_groups=1,
+        num_key_value_heads=None,
+        moe_num_experts=config["num_experts"],
+        moe_top_k=config["num_experts_per_tok"],
+        norm_expert_weight=True,
+        share_expert_dim=config["shared_expert_intermediate_size"],
+        moe_layers_enum=",".join(map(str, range(1, config["num_hidden_layers"]))),
+        max_position_embedding=128,
+        max_position_embeddings=None,
+    )
+    return path, expected
+
+
+EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
+NEAR = {"pangu": pangu, "step3": step3}
+
+
+@pytest.mark.parametrize(
+    "family", [each if each == "mimo_v2" else pytest.param(each, marks=pytest.mark.long) for each in EXACT]
+)
+def test_names_of_a_relative_mean_the_same(family: str, tmp_path: Path) -> None:
+    path, expected = EXACT[family](tmp_path)
+    assert torch.equal(logits(path), expected)
+
+
+@pytest.mark.parametrize(
+    "family", [each if each == "step3" else pytest.param(each, marks=pytest.mark.long) for each in NEAR]
+)
+def test_changed_blocks_of_a_relative_agree(family: str, tmp_path: Path) -> None:
+    path, expected = NEAR[family](tmp_path)
+    torch.testing.assert_close(logits(path), expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize("family", [*NEAR, "mimo_v2", "param2"])
+def test_two_ranks_compute_the_bits_of_one(family: str, tmp_path: Path) -> None:
+    path, _ = (NEAR | EXACT)[family](tmp_path)
+
+    def work(mesh: Mesh) -> tuple[list[list[int]], Tensor]:
+        runtime = CpuRuntime.open(1, LEVELS[-1])
+        return generated(Rank(path, mesh, runtime.bind(), torch.bfloat16), torch.bfloat16)
+
+    tokens, found = work(Mesh.single())
+    for each_tokens, each_logits in run_ranks(2, work):
+        assert each_tokens == tokens
+        assert torch.equal(each_logits, found)
+
+
+@pytest.mark.long
+def test_joined_weights_with_scales_of_their_groups_are_refused(tmp_path: Path) -> None:
+    path, _ = mimo_v2(tmp_path)
+    edit_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    checkpoint = Checkpoint.open(path)
+    with pytest.raises(CheckpointError, match="quantization_config.*not read"):
+        resolve_model(checkpoint).read(checkpoint)
