@@ -18,6 +18,7 @@ from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.hub import is_hub_name
 from octavo.config.model_names import is_short_name
+from octavo.config.native_mistral import is_native
 from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams
@@ -98,7 +99,8 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
 
 def _is_surely_a_model(word: str) -> bool:
     """Return whether a word can only be a model, not a text to continue."""
-    is_directory = (Path(expanduser(word)) / CONFIG).is_file()
+    path = Path(expanduser(word))
+    is_directory = (path / CONFIG).is_file() or is_native(path)
     return word == BUILTIN_MODEL or is_directory or is_short_name(word) or ("/" in word and is_hub_name(word))
 
 

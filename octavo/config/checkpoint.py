@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.config.native_mistral import CONSOLIDATED, PARAMS, is_native, native_images, native_layout
 from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.released import in_todays_layout
 from octavo.config.safetensors_header import TensorInfo, read_header
@@ -77,7 +78,7 @@ class Checkpoint(Section):
         self, path: Path, config: Mapping[builtins.str, Any], overrides: Mapping[builtins.str, Any] | None = None
     ) -> None:
         """config: without the overrides."""
-        where = str(path if path.is_file() else path / CONFIG)
+        where = str(path if path.is_file() else path / (PARAMS if is_native(path) else CONFIG))
         written, prefix = of_thinker(config, where)
         inner = (overrides or {}).get(THINKER_CONFIG)
         given = {**(overrides or {}), **inner} if prefix and isinstance(inner, Mapping) else overrides or {}
@@ -109,6 +110,11 @@ class Checkpoint(Section):
         if not path.is_dir():
             state = "is a file" if path.exists() else "does not exist"
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
+        if is_native(path):
+            where, found = str(path / PARAMS), read_json_object(path / PARAMS)
+            opened = cls(path, native_layout(found, where), overrides)
+            opened.image_processor = native_images(found, where)
+            return opened
         if not (path / CONFIG).is_file():
             raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
         config = of_layers(read_json_object(path / CONFIG), str(path / CONFIG))
@@ -272,7 +278,7 @@ class Checkpoint(Section):
 
     def weight_files(self) -> tuple[WeightFile, ...]:
         """Return the files to load, safetensors before `.bin`. Raises CheckpointError when none or not all exist."""
-        for stem in ("model.safetensors", "pytorch_model.bin"):
+        for stem in (CONSOLIDATED,) if is_native(self.path) else ("model.safetensors", "pytorch_model.bin"):
             index = self.path / f"{stem}.index.json"
             if index.is_file():
                 return self._indexed_files(index)

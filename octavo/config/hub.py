@@ -19,6 +19,7 @@ from octavo.config.checkpoint import CONFIG, model_file, read_json_object
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
+from octavo.config.native_mistral import is_native
 from octavo.config.released_phi4 import adapter_files
 from octavo.config.sentence_modules import listed_modules
 from octavo.config.sources import offline_variable
@@ -277,6 +278,8 @@ def _download(snapshot: Callable[..., Any], wanted: _Wanted, *, by_commit: bool 
     config = path / CONFIG
     if wanted.with_weights and config.is_file() and (adapter := adapter_files(read_json_object(config))):
         fetch(adapter, same, ())
+    if wanted.with_weights and is_native(path):
+        return fetch(["consolidated*"], same, _NEVER[:1])
     for patterns in _WEIGHT_FILES if wanted.with_weights else ():
         path = fetch(patterns, same)
         if any(path.glob(patterns[0])):

@@ -139,7 +139,7 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     for part in ("vision_config", "qformer_config", "projector_config"):
         check_encoder(checkpoint.stored.section(part))
     if checkpoint.image_processor is not None:
-        return _checked(checkpoint.image_processor, str(checkpoint.mmproj))
+        return _checked(checkpoint.image_processor, str(checkpoint.mmproj or checkpoint.where))
     for file in (checkpoint.path / each for each in _FILES):
         found = _stored_settings(checkpoint, file)
         if "image_processor_type" in found.values:

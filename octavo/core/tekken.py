@@ -34,6 +34,18 @@ _TEMPLATE: Final = """\
 {% if left.tools %}[AVAILABLE_TOOLS]{{ left.tools | tojson }}[/AVAILABLE_TOOLS]{% set left.tools = none %}{% endif %}\
 [INST]{{ said }}[/INST]{% endif %}{% endfor %}"""
 """The template of version 13, which writes tools before the first message of a user and names no calls."""
+_OLD_TEMPLATE: Final = """\
+{%- set left = namespace(system='', last=0) %}{% for message in messages %}\
+{% if message.role == 'user' %}{% set left.last = loop.index %}{% endif %}{% endfor %}\
+{{ bos_token }}{% for message in messages %}\
+{% set said %}{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
+{% if part.type == 'image' %}[IMG]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endset %}\
+{% if message.role == 'system' %}{% set left.system = said ~ '\\n\\n' %}\
+{% elif message.role == 'assistant' %}{{ said }}{{ eos_token }}\
+{% elif message.role == 'user' %}[INST]{{ left.system if loop.index == left.last else '' }}{{ said }}[/INST]\
+{% else %}{{ raise_exception('this template has no messages of the role ' ~ message.role) }}{% endif %}{% endfor %}"""
+"""The template of version 3, without tools: what the system says stands before the last message of a user."""
+_TEMPLATES: Final = {"v3": _OLD_TEMPLATE, "v13": _TEMPLATE}
 
 
 def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -41,7 +53,8 @@ def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         tekken = json.loads(file.read_text(encoding="utf-8"))
         names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-        template = {"chat_template": _TEMPLATE} if tekken["config"].get("version") == "v13" else {}
+        found = _TEMPLATES.get(str(tekken["config"].get("version")))
+        template = {} if found is None else {"chat_template": found}
         return _tokenizer_of(tekken), {"add_bos_token": True, "add_eos_token": False, **names, **template}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error

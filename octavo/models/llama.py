@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.native_mistral import NATIVE
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.embedding import LMHead
@@ -28,6 +29,7 @@ from octavo.models.fields import (
     fields,
     flag,
 )
+from octavo.models.mistral_names import native_name
 from octavo.models.ropes import with_query_growth
 
 _INTERNLM2: Final[Mapping[str, Any]] = {
@@ -243,8 +245,16 @@ class MistralForCausalLM(GatedDecoder):
     """
 
     FIELDS = fields(
-        windows=Read(lambda c: read_windows(c, is_windowed=c.values.get("sliding_window", 0) is not None, default=4096))
+        windows=Read(
+            lambda c: read_windows(c, is_windowed=c.values.get("sliding_window", 0) is not None, default=4096)
+        ),
+        interleaved=flag(NATIVE),
     )
+
+    def own_name(self, name: str) -> str:
+        name = super().own_name(name)
+        rope = self.config.rope
+        return native_name(name) if rope is not None and rope.interleaved else name
 
 
 MinistralForCausalLM = MistralForCausalLM

@@ -6,10 +6,8 @@ position. Source: Mistral AI's releases.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from torch import Tensor, nn
 
@@ -26,32 +24,8 @@ from octavo.layers.rotary import LearnedRotary, PositionScale
 from octavo.models.blocks import GatedDecoder
 from octavo.models.fields import read_cap
 from octavo.models.indexed import KEY_EPS, IndexedConfig, Indexer, check_first, index_heads, read_sources
+from octavo.models.mistral_names import text_name
 from octavo.models.sparse import softmax_mixture, sparse_by_kind
-
-_NAMES: Final = tuple(
-    (re.compile(old), own)
-    for old, own in (
-        (r"^tok_embeddings\.", "embed_tokens."),
-        (r"^output\.", "lm_head."),
-        (r"^lerope\.", "rotary_emb."),
-        (r"^(layers\.\d+)\.attention\.", r"\1.self_attn."),
-        (r"^(layers\.\d+)\.feed_forward\.", r"\1.mlp."),
-        (r"^(layers\.\d+)\.(gate|experts|shared_experts)\.", r"\1.mlp.\2."),
-        (r"^(layers\.\d+)\.attention_norm\.", r"\1.input_layernorm."),
-        (r"^(layers\.\d+)\.ffn_norm\.", r"\1.post_attention_layernorm."),
-        (r"^(layers\..*)\.w1\.", r"\1.gate_proj."),
-        (r"^(layers\..*)\.w2\.", r"\1.down_proj."),
-        (r"^(layers\..*)\.w3\.", r"\1.up_proj."),
-        (r"^(layers\..*)\.wq\.", r"\1.q_proj."),
-        (r"^(layers\..*)\.wo\.", r"\1.o_proj."),
-        (r"^(layers\..*)\.wkv_a_with_mqa\.", r"\1.kv_a_proj_with_mqa."),
-        (r"^(layers\..*)\.wkv_b\.", r"\1.kv_b_proj."),
-        (r"^(layers\..*)\.kv_a_norm\.", r"\1.kv_a_layernorm."),
-        (r"\.ssmax_scaling\.s$", ".softmax_scaling.scale"),
-        (r"\.ssmax_scaling\.b$", ".softmax_scaling.bias"),
-    )
-)
-"""Names of tensors in the release, and those in transformers' classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +152,7 @@ class MistralLarge4ForConditionalGeneration(GatedDecoder):
         self.rotary_emb = rope  # of stages whose layers do not turn, too
 
     def own_name(self, name: str) -> str:
-        name = super().own_name(name)
-        for old, own in _NAMES:
-            name = old.sub(own, name)
-        return name
+        return text_name(super().own_name(name))
 
 
 def _read_turns(c: Checkpoint, layers: int) -> tuple[bool, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
+from octavo.config.native_mistral import NATIVE
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minimax import MINIMAX_M3
@@ -144,7 +145,7 @@ class ImageReader(DecoderStack):
             if self.ARCHITECTURE == KIMI:
                 num_heads = c.library.vision_config.num_attention_heads
                 stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "wqkv", num_heads)
-            if self.ARCHITECTURE == _MISTRAL_LARGE:
+            if self.ARCHITECTURE == _MISTRAL_LARGE or getattr(c.library, NATIVE, False):
                 for name, stored in (("q_proj", "wq"), ("k_proj", "wk")):
                     stack(self.encoder, (name,), stored, c.library.vision_config.num_attention_heads)
             self.encoder_layers.update(held_layers(self.encoder, ""))

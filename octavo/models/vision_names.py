@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from octavo.config.released_intern import INTERN, QIANFAN
+from octavo.models.mistral_names import MISTRAL_ENCODER
 
 _ALL: Final = (
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
@@ -172,24 +173,6 @@ _MINIMAX: Final = tuple(
 )
 
 
-_MISTRAL_LARGE: Final = tuple(
-    (re.compile(rf"^{old}"), own)
-    for old, own in (
-        (r"vision_encoder\.", "vision_tower."),
-        (r"(vision_tower\..*)\.wv\.", r"\1.v_proj."),
-        (r"(vision_tower\..*)\.wo\.", r"\1.o_proj."),
-        (r"(vision_tower\..*)\.w1\.", r"\1.gate_proj."),
-        (r"(vision_tower\..*)\.w2\.", r"\1.down_proj."),
-        (r"(vision_tower\..*)\.w3\.", r"\1.up_proj."),
-        (r"pre_mm_projector_norm\.", "multi_modal_projector.norm."),
-        (r"patch_merger\.", "multi_modal_projector.patch_merger."),
-        (r"vision_language_adapter\.w_in\.", "multi_modal_projector.linear_1."),
-        (r"vision_language_adapter\.w_out\.", "multi_modal_projector.linear_2."),
-    )
-)
-"""Queries and keys keep their names: rows of their heads turn in neighbouring pairs there."""
-
-
 _NEMOTRON: Final = tuple(
     (re.compile(rf"^{old}"), own)
     for old, own in (
@@ -225,7 +208,7 @@ def todays_name(architecture: str, name: str) -> str:
         "hunyuanvl": _HUNYUAN,
         "hyv4vl": _HUNYUAN,
         "minimaxm3": _MINIMAX,
-        "mistrallarge4": _MISTRAL_LARGE,
+        "mistrallarge4": MISTRAL_ENCODER,
         "nemotronh": _NEMOTRON,
     }
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)

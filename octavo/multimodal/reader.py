@@ -17,6 +17,7 @@ import numpy as np
 from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
 from octavo.config.media_args import media_limits
+from octavo.config.native_mistral import is_native
 from octavo.config.own_adapters import own_adapter
 from octavo.config.schema import ModelConfig
 from octavo.config.sounds import PHI4_SOUNDS, READ_SOUND, sound_section
@@ -86,6 +87,11 @@ class MediaReader:
         self._max_model_len, self._vocab_size = ready.max_model_len, ready.vocab_size
         self._has_encodings = bool(ready.cache.groups[-1].num_encoded)
 
+    @property
+    def _has_config(self) -> bool:
+        path = Path(self._model.path)
+        return (path / CONFIG).is_file() or is_native(path)
+
     @cached_property
     def _is_heard(self) -> bool:
         """Whether the model reads a sound with every prompt, through caches of its own."""
@@ -105,7 +111,7 @@ class MediaReader:
         from octavo.multimodal.omni_prompts import OmniPrompts
         from octavo.multimodal.sound_prompts import SoundPrompts
 
-        limits, has_config = media_limits(self._model), (Path(self._model.path) / CONFIG).is_file()
+        limits, has_config = media_limits(self._model), self._has_config
         if not has_config and self._model.mmproj is None:
             return None
         checkpoint = Checkpoint.of(self._model)
@@ -212,7 +218,7 @@ class MediaReader:
 
     def warn_of_unread(self) -> None:
         """Log why images or sounds are refused, where the checkpoint lacks what its architecture reads them with."""
-        if self._model.mmproj is not None or not (Path(self._model.path) / CONFIG).is_file():
+        if self._model.mmproj is not None or not self._has_config:
             return
         checkpoint, limits = Checkpoint.of(self._model), media_limits(self._model)
         stated = checkpoint.stored.values

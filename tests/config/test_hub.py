@@ -25,12 +25,19 @@ BOTH = {
     "onnx/model.json": b"{}",
     "README.md": b"read me",
 }
+NATIVE = {
+    "params.json": b"{}",
+    "tekken.json": b"{}",
+    "consolidated-00001-of-00001.safetensors": b"weights",
+    "consolidated.safetensors.index.json": b"{}",
+}
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     models = {
         "someone/both": BOTH,
+        "someone/native": {**NATIVE, "README.md": b"read me", "onnx/consolidated.safetensors": b"no"},
         "someone/archive": {**TEXT, "pytorch_model.bin": b"weights", "training_args.bin": b"no"},
         "someone/gated": TEXT,
         "someone/embedder": {
@@ -69,6 +76,13 @@ def test_a_name_becomes_a_directory_with_what_an_engine_reads(hub: FakeHub, tmp_
     path = locate("someone/both", endpoint=hub.address, cache_dir=tmp_path)
     assert sorted(each.name for each in path.iterdir()) == sorted([*TEXT, "model.safetensors"])
     assert (path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_mistrals_own_layout_is_fetched_where_there_is_no_other(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/native", endpoint=hub.address, cache_dir=tmp_path)
+    assert sorted(each.name for each in path.iterdir()) == sorted(NATIVE)
+    path = locate("someone/native", endpoint=hub.address, cache_dir=tmp_path / "text", with_weights=False)
+    assert sorted(each.name for each in path.iterdir()) == ["params.json", "tekken.json"]
 
 
 def test_folders_of_modules_are_fetched(hub: FakeHub, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, InvalidRequest
 from octavo.structured_output.matchers import Matchers
 from tests.fakes.tekken import NUM_SPECIAL, SPECIAL, VOCABULARY, WORDS, write_tekken
 
@@ -75,8 +75,24 @@ def test_chats_without_a_template_are_written_as_mistral_common_writes_them(
     template = ChatTemplate.find(tmp_path, Tokenizer.open(write_tekken(tmp_path)))
     assert template is not None
     assert template.render(messages, ChatOptions(tools=tools)) == text
-    older = Tokenizer.open(write_tekken(tmp_path, version="v3"))
+    older = Tokenizer.open(write_tekken(tmp_path, version="v7"))
     assert ChatTemplate.find(tmp_path, older) is None
+
+
+def test_version_3_has_the_system_before_the_last_message_of_a_user(tmp_path: Path) -> None:
+    template = ChatTemplate.find(tmp_path, Tokenizer.open(write_tekken(tmp_path, version="v3")))
+    assert template is not None
+    seen = [{"type": "image"}, {"type": "text", "text": "and?"}]
+    messages = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": seen},
+    ]
+    expected = "<s>[INST]Hi[/INST]Yes</s>[INST]Be.\n\n[IMG]and?[/INST]"
+    assert template.render(messages, ChatOptions()) == expected
+    with pytest.raises(InvalidRequest, match="no messages of the role tool"):
+        template.render([*messages, {"role": "tool", "content": "7"}], ChatOptions())
 
 
 def test_grammars_know_the_tokens(tmp_path: Path) -> None:
