@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from octavo.core import processes
 from octavo.platform import Platform
+from tests.fakes.warm_processes import WarmProcesses
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
@@ -26,6 +29,8 @@ os.environ["OCTAVO_SWAP_SPACE"] = "0.0625"
 gc.set_threshold(10_000, 20, 20)
 _num_modules = 0
 """How many were imported when the last were kept out of the search for garbage."""
+_file: Path | None = None
+"""That of the last test."""
 
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
@@ -74,14 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Keep what was imported out of the search for garbage, which takes 0.3 s for the million objects of transformers
-    and all tests."""
-    global _num_modules
-    if len(sys.modules) > _num_modules + 50:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep what was imported, and what other files have left, out of the search for garbage.
+
+    It takes 0.3 s for the million objects of transformers and all tests, and each engine that is closed makes one.
+    """
+    global _num_modules, _file
+    if len(sys.modules) > _num_modules + 50 or item.path != _file:
         gc.collect()
         gc.freeze()
-        _num_modules = len(sys.modules)
+        _num_modules, _file = len(sys.modules), item.path
 
 
 def pytest_unconfigure() -> None:
@@ -104,6 +111,22 @@ def _one_torch_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def _source_of_processes() -> Iterator[WarmProcesses]:
+    source = WarmProcesses()
+    yield source
+    source.close()
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_warm(
+    request: pytest.FixtureRequest, _source_of_processes: WarmProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cores and ranks are forks of a process that has imported torch, but for tests that are marked `cold`."""
+    if request.node.get_closest_marker("cold") is None:
+        monkeypatch.setattr(processes, "spawn", _source_of_processes.spawn)
 
 
 @pytest.fixture

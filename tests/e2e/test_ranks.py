@@ -34,7 +34,9 @@ def of_one_rank() -> list[Any]:
     return generate(LLM(**SETTINGS))
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize(
+    "size", ["tensor_parallel_size", pytest.param("pipeline_parallel_size", marks=pytest.mark.cold)]
+)
 def test_two_processes_give_the_bits_of_one(size: str, of_one_rank: list[Any]) -> None:
     assert generate(LLM(**SETTINGS, **{size: 2})) == of_one_rank
 

@@ -301,7 +301,6 @@ def test_no_step_waits_while_what_waits_is_searched_for_garbage() -> None:
     finally:
         gc.callbacks.remove(note)
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
     assert len(kept) == 100_000
     assert set(searched) == {0}
 

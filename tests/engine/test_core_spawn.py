@@ -19,7 +19,7 @@ from octavo.errors import CheckpointError
 from tests.fakes.checkpoints import make_checkpoint
 from tests.worker.engine_config import make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.cold]
 
 
 def test_a_core_that_nobody_takes_ends() -> None:
