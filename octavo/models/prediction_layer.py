@@ -20,7 +20,6 @@ from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import LMHead
-from octavo.layers.hyper import HyperHead
 from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, stream_norm
 from octavo.models.config import DecoderConfig
@@ -42,8 +41,9 @@ class Layout(NamedTuple):
     the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense, is_windowed: whether
     the layer has no experts, and a window, where others have them and config.json does not say. are_states_first:
     whether states stand before embeddings in what the layer reads. reads_stream: whether states are the model's stream
-    before its last norm, or its streams. has_one_stream: whether the layer has one where others have several. pattern:
-    the key that has a letter for each layer, where there are several.
+    before its last norm, or its streams. has_one_stream: whether the layer has one where others have several.
+    has_wide_norm: whether the norm of states is one of all streams together. pattern: the key that has a letter for
+    each layer, where there are several.
     """
 
     names: Mapping[str, str] = MappingProxyType({})
@@ -54,6 +54,7 @@ class Layout(NamedTuple):
     are_states_first: bool = False
     reads_stream: bool = False
     has_one_stream: bool = False
+    has_wide_norm: bool = False
     pattern: str | None = None
 
 
@@ -79,6 +80,19 @@ _FINAL_NORM: Final = Layout({"model.layers.{}.final_layernorm.": "shared_head.no
 _LAYOUTS: Final[Mapping[str, Layout]] = {
     "Qwen3NextForCausalLM": _QWEN,
     "Qwen3_5ForCausalLM": _QWEN,
+    "Qwen4ExpForCausalLM": Layout(
+        {
+            "mtp.fc_embedding.": "e_proj.",
+            "mtp.fc_hidden.": "h_proj.",
+            "mtp.pre_fc_norm_embedding.": "enorm.",
+            "mtp.pre_fc_norm_hidden.": "hnorm.",
+            "mtp.hyper_connection_mixer.": "hyper_connection_mixer.",
+            "mtp.layers.0.": "",
+        },
+        has_norm=False,
+        reads_stream=True,
+        has_wide_norm=True,
+    ),
     "MellumForCausalLM": _QWEN._replace(is_windowed=True),
     "ExaoneMoeForCausalLM": Layout(_MTP, is_normed=True, is_dense=True, is_windowed=True),
     "Ernie4_5_MoeForCausalLM": Layout(
@@ -146,7 +160,12 @@ class PredictionLayer(DecoderStack):
     Its input and its result are those of a `DraftHead`: the states are the model's last hidden states.
     """
 
-    IGNORED = (*DecoderStack.IGNORED, r".*\.embed_tokens\.weight", r".*\.shared_head\..*")
+    IGNORED = (
+        *DecoderStack.IGNORED,
+        r".*\.embed_tokens\.weight",
+        r".*\.shared_head\..*",
+        r".*\.hyper_connection_mixer\.block_inject_weight\.weight",
+    )
     INCOMPLETE = (
         "the checkpoint was saved without its prediction layer, with which the method mtp guesses: take one that has "
         "the layer, or another method"
@@ -260,7 +279,7 @@ class PredictionLayer(DecoderStack):
 class StreamsPredictionLayer(PredictionLayer):
     """A layer that reads all streams of the model, [tokens, streams · hidden], and returns its own.
 
-    The embedding is added to each of them, both behind a projection. Source: DeepSeek-V4's releases.
+    The embedding is added to each of them, both behind a projection. Sources: DeepSeek-V4's and Qwen4-Exp's releases.
     """
 
     config: StreamsConfig
@@ -268,7 +287,11 @@ class StreamsPredictionLayer(PredictionLayer):
     def _add_projections(self, c: Any) -> None:
         layer, size = self._layer, c.hidden_size
         layer.e_proj, layer.h_proj = (ColumnLinear(size, size, Mesh.single()) for _ in range(2))
-        layer.hc_head = HyperHead(c.streams)
+        layer.hc_head = self.make_head(c.streams)
+        self._norm_width = size
+        if self.layout.has_wide_norm:
+            self._norm_width = c.streams.width
+            layer.hnorm = c.norm(c.streams.width, c.norm_eps)
 
     @property
     def received_size(self) -> int | None:
@@ -278,7 +301,8 @@ class StreamsPredictionLayer(PredictionLayer):
         """Return the streams behind the layer, [tokens, streams · hidden]."""
         assert batch.received is not None
         layer, streams = self._layer, self.config.streams
-        states = layer.h_proj(layer.hnorm(batch.received.hidden.reshape(-1, streams.dim)))
+        normed = layer.hnorm(batch.received.hidden.reshape(-1, self._norm_width))
+        states = layer.h_proj(normed.view(-1, streams.dim))
         embedded = layer.e_proj(layer.enorm(self._embedded(batch))).repeat_interleave(streams.count, 0)
         x, _ = layer(self.add(states, embedded).view(-1, streams.width), None, batch)
         return x

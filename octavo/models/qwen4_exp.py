@@ -115,6 +115,14 @@ class StreamGates(nn.Module):
         return self.shares.join(x, out, *shares)
 
 
+class StreamsHead(StreamGates):
+    """The one stream behind the last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x [tokens, streams · hidden] → [tokens, hidden]."""
+        return super().forward(x)[0]
+
+
 class KeyIndexer(nn.Module):
     """Makes small keys of windows, which are means, and queries that choose among them. Every rank has all of it."""
 
@@ -266,13 +274,13 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
                 made.ple = NgramStreams(c.ngrams, place, count, hidden, c.norm_eps, mesh)
             return made
 
-        super().__init__(c, mesh, mix, head=partial(StreamGates, rank=c.mixer_rank, writes=False))
+        super().__init__(c, mesh, mix, head=partial(StreamsHead, rank=c.mixer_rank, writes=False))
         self.norm = None
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return one stream [tokens, hidden]."""
         assert self.hc_head is not None, "only the last stage has the head"
-        stream: Tensor = self.hc_head(x)[0]
+        stream: Tensor = self.hc_head(x)
         return stream
 
     def own_name(self, name: str) -> str:

@@ -75,6 +75,7 @@ class StreamsDecoder(GatedDecoder):
     ) -> None:
         """c: a `StreamsConfig`. attention, mlp: as of `GatedDecoder`. head: makes `hc_head`."""
         super().__init__(c, mesh, attention, mlp)
+        self.make_head = head
         self.hc_head = head(c.streams) if self.is_last else None
         self._streams: StreamSizes = c.streams
         self.copies = Elementwise("repeated_streams", c.streams.count)

@@ -83,6 +83,15 @@ FAMILIES = {
     ),
     "qwen3_next": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={}),
     "qwen3_5": MTP._replace(offset=1.0, blocks=(("mtp.layers.0.", 1),), config={"mtp_num_hidden_layers": 1}),
+    "qwen4_exp": Stored(
+        *("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", None, None),
+        blocks=(("mtp.layers.0.", 1),),
+        offset=1.0,
+        config={"mtp_num_hidden_layers": 1},
+        reads_stream=True,
+        streams="mtp.",
+        sizes={"indexer_budget": 120, "head_dim": 16},
+    ),
     "exaone_moe": MTP._replace(
         blocks=(("mtp.layers.0.", 0),), config={"num_nextn_predict_layers": 1, "sliding_window": 64}
     ),
@@ -151,8 +160,12 @@ FAMILIES = {
 }
 
 
+PROJECTED = ("embedding", "hidden")
+"""What Qwen4-Exp has a projection for, each under a name of its own."""
 FC = re.compile(r"eh_proj|mtp\.fc")
 TWO = pytest.mark.parametrize("path", ["deepseek_v3", "qwen3_5"], indirect=True)
+SLOW = {"qwen4_exp"}
+"""Families whose operators are torch's."""
 HARSH = ("axk2", "deepseek_v3", "mimo_v2_flash", "qwen3_5", "step3p5")
 """Families whose layers are quantised and cut each time: one of each kind."""
 OVERRIDES = {"rope_theta": 500.0}
@@ -189,7 +202,12 @@ def write_predicting(family: str, folder: Path) -> Path:
             own[f"{name.format(count)}.weight"] = torch.randn(shape, generator=generator) / hidden**0.5 + (
                 len(shape) == 1
             )
-    if stored.streams is not None:
+    if family == "qwen4_exp":
+        own[f"{stored.hnorm}.weight"] = torch.randn(config["hc_count"] * hidden, generator=generator) * 0.1
+        own |= {f"mtp.fc_{each}.weight": torch.randn(hidden, hidden, generator=generator) / 6 for each in PROJECTED}
+        heads = [name for name in tensors if "hyper_connection_mixer." in name]
+        own |= {name.replace("model.", "mtp."): tensors[name] * 0.9 for name in heads}
+    elif stored.streams is not None:
         count, shapes = config["hc_mult"], {f"{each}_proj.weight": (hidden, hidden) for each in "eh"}
         shapes |= {"hc_head_fn": (count, count * hidden), "hc_head_base": (count,), "hc_head_scale": (1,)}
         for name, shape in shapes.items():
@@ -228,7 +246,7 @@ def load(path: Path, **options: Any) -> LLM:
         pytest.param(family, options, marks=[pytest.mark.long] * (family not in families))
         for family in FAMILIES
         for options, families in (
-            ({}, FAMILIES),
+            ({}, FAMILIES.keys() - SLOW),
             ({"seed": 1, "quantization": "int8", "max_num_batched_tokens": 16, "hf_overrides": OVERRIDES}, HARSH),
             ({"tensor_parallel_size": 2, "threads": 1}, ()),
         )
@@ -329,7 +347,12 @@ class _Layer:
         save_file({name: moved[name] for name in kept}, str(folder / "model.safetensors"), metadata={"format": "pt"})
         self.model = load_oracle(folder).get_decoder()
         self.layers = [self.model.layers[like] for _, like in self.stored.blocks]
-        if (streams := self.stored.streams) is not None:
+        if self.stored.streams == "mtp.":
+            self.weights |= {each[0]: tensors[f"mtp.fc_{each}.weight"] for each in PROJECTED}
+            self.model.hc_head = self.model.hyper_connection_mixer
+            for name, parameter in self.model.hc_head.named_parameters():
+                parameter.data = tensors[f"mtp.hyper_connection_mixer.{name}"]
+        elif (streams := self.stored.streams) is not None:
             self.weights |= {each: tensors[f"{streams}{each}_proj.weight"] for each in "eh"}
             for name, parameter in self.model.hc_head.named_parameters():
                 parameter.data = tensors[f"{streams}hc_head_{name.removeprefix('hc_')}"]
@@ -339,7 +362,8 @@ class _Layer:
         streams: list[Tensor] = []
         if self.stored.reads_stream:
             decoder = library.get_decoder()
-            last = decoder.norm if self.stored.streams is None else decoder.hc_head
+            head = getattr(decoder, "hc_head", None) or getattr(decoder, "hyper_connection_mixer", None)
+            last = decoder.norm if self.stored.streams is None else head
             last.register_forward_pre_hook(lambda _, given: streams.append(given[0][0].flatten(1)))
         normed: Tensor = library(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0]
         return streams[-1] if streams else normed
@@ -352,8 +376,13 @@ class _Layer:
         embedded = self.embed.weight[torch.tensor(known[1:])]
         named = self.named(embedded)
         if self.stored.streams is not None:
-            states = self.norm(states.view(len(embedded), -1, embedded.shape[1]), "hnorm") @ self.weights["h"].T
+            width = len(self.weights["hnorm"])
+            normed = self.norm(states.view(len(embedded), -1, width), "hnorm")
+            states = normed.view(len(embedded), -1, embedded.shape[1]) @ self.weights["h"].T
             x = states + (self.norm(embedded, "enorm") @ self.weights["e"].T)[:, None]
+            if self.stored.norm is None:
+                wide: Tensor = self.layers[0](x.flatten(1)[None], **named)[0]
+                return wide
             streams: Tensor = self.layers[0](x[None], **named)[0].flatten(1)
             return streams
         read = self.norm(embedded, "enorm"), self.norm(states, "hnorm")
@@ -376,15 +405,21 @@ class _Layer:
         mask = torch.zeros(count, count).masked_fill(hidden, -torch.inf)[None, None]
         if not hasattr(self.model, "rotary_emb"):
             return {"attention_mask": positions >= 0 if hasattr(self.model.config, "index_kpool") else mask}
+        if self.stored.streams == "mtp.":
+            positions = positions.expand(3, 1, -1)
+            turned: Any = self.model.rotary_emb(x[None], positions)
+            return {"attention_mask": mask, "position_embeddings": turned}
         if self.stored.streams is not None:
-            turned: Any = {"main": self.model.rotary_emb(x[None], positions, "main")}
+            turned = {"main": self.model.rotary_emb(x[None], positions, "main")}
         else:
             kind = () if self.stored.window is None else ("sliding_attention",)
             turned = self.model.rotary_emb(x[None], positions, *kind)
         return {"attention_mask": mask, "position_ids": positions, "position_embeddings": turned}
 
     def logits(self, stream: Tensor) -> Tensor:
-        if self.stored.streams is not None:
+        if self.stored.streams == "mtp.":
+            stream = self.model.hc_head(stream.view(1, 1, -1))[0, 0]
+        elif self.stored.streams is not None:
             stream = self.model.hc_head(stream.view(1, 1, -1, len(self.weights["norm"])))[0, 0]
         if not self.stored.is_normed and self.stored.norm is not None:
             stream = self.norm(stream, "norm")
