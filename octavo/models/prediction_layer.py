@@ -6,7 +6,7 @@ layer of the family in all else. Source: https://arxiv.org/abs/2412.19437, secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -20,6 +20,7 @@ from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import LMHead
+from octavo.layers.hyper import StreamSizes
 from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, stream_norm
 from octavo.models.config import DecoderConfig
@@ -283,6 +284,7 @@ class StreamsPredictionLayer(PredictionLayer):
     """
 
     config: StreamsConfig
+    make_head: Callable[[StreamSizes], nn.Module]
 
     def _add_projections(self, c: Any) -> None:
         layer, size = self._layer, c.hidden_size
