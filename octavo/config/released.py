@@ -12,6 +12,7 @@ from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
+from octavo.config.task_adapters import JINA5, jina5_layout
 
 _QWEN2: Final[Mapping[str, Any]] = {
     "hidden_size": 896,
@@ -96,6 +97,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
         own = {"architectures": [first.replace("XLMRoberta", "JinaEmbeddingsV3")]} if first else {}
         return {**config, **own, "model_type": "jina_embeddings_v3", "position_embedding_type": None}
+    if only == JINA5:
+        return jina5_layout(config)
     if (found := _SAME.get(only)) is not None:
         return {**config, "architectures": [found[0]], "model_type": found[1]}
     if only == _INTERN_S2:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.config.section import Section
+from octavo.config.task_adapters import FOLDER, JINA5
 
 PHI4: Final = "Phi4MultimodalForCausalLM"
 """transformers' name of the architecture."""
@@ -101,6 +102,8 @@ def adapter_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = config.get("architectures")
     names_of_adapter = ("adapter_config.json", "adapter_model.safetensors")
     folders = [folder for folder, _ in ADAPTERS.values()] if names in ([PHI4], [RELEASED]) else []
+    if names == [JINA5]:  # of all tasks: hf_overrides choose one
+        folders = [f"{FOLDER}/*"]
     return tuple(f"{folder}/{each}" for folder in folders for each in names_of_adapter)
 
 

@@ -253,8 +253,10 @@ class NomicBertModel(BertEncoder):
 
 
 class JinaEmbeddingsV3Model(BertEncoder):
-    """Jina Embeddings v3, with the config of transformers: XLM-RoBERTa with rotations in the place of positions. Its
-    adapters are no part of it. Source: https://arxiv.org/abs/2409.10173."""
+    """Jina Embeddings v3, with the config of transformers: XLM-RoBERTa with rotations in the place of positions.
+
+    Source: https://arxiv.org/abs/2409.10173.
+    """
 
     NAMES = {
         r"^roberta\.": "",

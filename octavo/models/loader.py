@@ -30,6 +30,7 @@ from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import ModelClass, resolve_model
 from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
 from octavo.models.stored_view import StoredView
+from octavo.models.task_adapters import adapted_tensors, adapter_weights
 from octavo.models.weight_files import StoredTensor, Wanted, checkpoint_tensors, progress_bar, read_ahead
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
@@ -163,7 +164,7 @@ class LoadedModel:
         if self._view is not None:
             stored: Iterable[TensorInfo | StoredTensor] = list(self._view.tensors())
         else:  # archives have no headers
-            stored = checkpoint.tensors.values() or list(checkpoint_tensors(checkpoint))
+            stored = adapted_tensors(checkpoint) or checkpoint.tensors.values() or list(checkpoint_tensors(checkpoint))
         check_tensors(checkpoint, self.model, stored)
 
     def load(
@@ -250,7 +251,7 @@ class LoadedModel:
         if self._view is not None:
             stored = list(self._view.tensors())
         else:
-            stored = list(checkpoint_tensors(checkpoint))
+            stored = adapted_tensors(checkpoint) or list(checkpoint_tensors(checkpoint))
             if not checkpoint.tensors:  # archives have no headers, which would have been checked before
                 check_tensors(checkpoint, model, stored)
         slots, arrivals = tensor_slots(model), _Arrivals(model)
@@ -282,9 +283,9 @@ class LoadedModel:
             layout=" ".join(sorted(layouts)),
             ranks=self.mesh.description,
         )
-        content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
+        files = [*(file.path for file in checkpoint.weight_files()), *adapter_weights(checkpoint)]
         packed.make()
-        return PackedCache(packed, checkpoint.path.name, content, made)
+        return PackedCache(packed, checkpoint.path.name, WeightContent(files, packed.threads), made)
 
 
 def _view(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from octavo.config.checkpoint import CONFIG, QUANTIZATION, Checkpoint, read_json_object
 from octavo.config.own_adapters import own_adapter_files
+from octavo.config.task_adapters import task_adapter
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import WHOLE
@@ -66,6 +67,8 @@ def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) 
     if checkpoint.section(QUANTIZATION) is not None:
         why = "is quantised already" if checkpoint.gguf is None else "is a GGUF file"
         raise ConfigError(f"{checkpoint.path} {why}; quantise the checkpoint that it was made from")
+    if task_adapter(checkpoint, checkpoint.path) is not None:
+        raise ConfigError(f"{checkpoint.path} has adapters of tasks, which are not added to quantised weights")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already, expected an empty directory or none; name another one")
     files = {file.path: list(stored_tensors(file.path)) for file in checkpoint.weight_files()}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.errors import CheckpointError
+from octavo.config.task_adapters import task_adapter
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.layer import Parts
 from octavo.models.decoder import DecoderStack
 from octavo.models.stored_names import strip_prefix, tensor_slots
@@ -37,6 +38,8 @@ class StoredView:
         """requantized_by: the method of all weights, which are dequantised for it.
 
         Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
+        if task_adapter(checkpoint, checkpoint.path) is not None:
+            raise UnsupportedModel(f"{checkpoint.path}: adapters of tasks are not added to quantised weights")
         self._checkpoint, self._model, self._format = checkpoint, model, kept
         self._kept_as = kept_as
         self.requantized_by = requantized_by

@@ -33,6 +33,9 @@ NATIVE = {
 }
 
 
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     models = {
@@ -54,6 +57,12 @@ def hub() -> Iterator[FakeHub]:
                 for kind in ("speech", "vision")
                 for name in ("adapter_config.json", "adapter_model.safetensors", "README.md")
             },
+        },
+        "someone/tasks": {
+            **BOTH,
+            "config.json": b'{"architectures": ["JinaEmbeddingsV5Model"]}',
+            **{f"adapters/{task}/{name}": b"{}" for task in ("retrieval", "clustering") for name in ADAPTER},
+            "adapters/README.md": b"",
         },
         "someone/model-GGUF": {
             "model-q4_0.gguf": b"GGUF",
@@ -99,8 +108,14 @@ def test_adapters_for_images_and_sounds_are_fetched_with_the_weights(hub: FakeHu
     assert not (path / "vision-lora").exists()
     path = locate("someone/adapted", endpoint=hub.address, cache_dir=tmp_path)
     found = {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
-    names = ("adapter_config.json", "adapter_model.safetensors")
-    adapters = {f"{kind}-lora/{each}" for kind in ("speech", "vision") for each in names}
+    adapters = {f"{kind}-lora/{each}" for kind in ("speech", "vision") for each in ADAPTER}
+    assert found == {*TEXT, "model.safetensors", *adapters}
+
+
+def test_adapters_of_all_tasks_are_fetched_with_the_weights(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/tasks", endpoint=hub.address, cache_dir=tmp_path)
+    found = {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
+    adapters = {f"adapters/{task}/{each}" for task in ("retrieval", "clustering") for each in ADAPTER}
     assert found == {*TEXT, "model.safetensors", *adapters}
 
 
