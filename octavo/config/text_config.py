@@ -78,7 +78,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{each: {"head_dim": 128, "rms_norm_eps": 1e-5} for each in ("internlm3", "iquestcoder")},
     "helium": {"rope_theta": 100_000.0},
     **{each: {"tie_word_embeddings": True} for each in ("hunyuan_vl", "hunyuan_vl_text")},
-    "longcat_flash": {"rope_theta": 10_000_000.0},
+    **{each: {"rope_theta": 10_000_000.0} for each in ("longcat_flash", "longcat_flash_ngram")},
     "mellum": {"norm_topk_prob": True},
     **{each: {"rope_theta": 5_000_000.0} for each in ("minimax_m2", *_MINIMAX_M3)},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
@@ -140,6 +140,7 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "bailing_hybrid": _OF_KIMI,
+    "bailing_moe_v3": _OF_KIMI,
     "kimi_linear": _OF_KIMI,
     "step3p5": _OF_STEP,
     "step3_text": _OF_STEP | {"max_position_embeddings": "max_position_embedding"},
@@ -238,6 +239,15 @@ def _undrawn_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"vocab_size": size + NUM_UNDRAWN} if isinstance(size, int) else {}
 
 
+def _whole_turns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters without the share of a head that turns, which the sizes of heads state."""
+    made: dict[str, Any] = {"partial_rotary_factor": None}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(values.get(name), Mapping):
+            made[name] = {**values[name], "partial_rotary_factor": None}
+    return made
+
+
 def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kinds of layers, which the release states by numbers, and the window with the query itself."""
     made: dict[str, Any] = {}
@@ -252,6 +262,7 @@ def _mimo_layers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] = {
+    "bailing_moe_v3": _whole_turns,
     "deepseek_v4": deepseek_v4_layout,
     "gemma3_text": _gemma3_rope,
     "gemma3n_text": _gemma3_rope,

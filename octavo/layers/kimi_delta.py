@@ -26,7 +26,8 @@ class KimiDeltaAttention(RecurrentLayer):
     """The gated delta rule with a decay for each element of keys, within a `bound` where one is given
     (`bounded_delta_rule`).
 
-    Decays and gates are made by products of low rank, or by one product each unless `is_low_rank`.
+    Decays and gates are made by products of low rank, or by one product each unless `is_low_rank`. has_flat_logs:
+    whether A_log is stored as [heads]; None where a bound says so.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class KimiDeltaAttention(RecurrentLayer):
         convolutions: Mapping[str, int],
         bound: float | None = None,
         is_low_rank: bool = True,
+        has_flat_logs: bool | None = None,
     ) -> None:
         super().__init__(("A_log",), sizes.heads, sizes.rows(mesh, of_keys=False))
         self.sizes = own = sizes.share(mesh)
         self._wide = wide = sizes.rows(mesh, of_keys=True, width=sizes.key_dim)
         self.dt_bias = nn.Parameter(torch.empty(own.key_size), requires_grad=False)
         self._bound, rank = bound, sizes.key_dim
+        self._has_flat_logs = bound is not None if has_flat_logs is None else has_flat_logs
         picks = [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "qkv"]
         picks.append(Pick("b_proj", sizes.heads, (self._rows,)))
         self.f_b_proj = self.g_b_proj = None
@@ -81,7 +84,7 @@ class KimiDeltaAttention(RecurrentLayer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         rows, wide, every = self._rows, self._wide, slice(None)
-        is_plain, biases = self._bound is not None, (self._count * self.sizes.key_dim,)
+        is_plain, biases = self._has_flat_logs, (self._count * self.sizes.key_dim,)
         logs = (self._count,) if is_plain else (1, 1, self._count, 1)
 
         def fill(stored: Tensor) -> None:

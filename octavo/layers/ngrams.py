@@ -5,7 +5,7 @@ Every rank has all streams; ranks share the rows of the tables. Source: Qwen's r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -123,25 +123,22 @@ def _check(name: str, own: list[int], stored: Tensor) -> None:
 
 
 class NgramTable(Embedding):
-    """All tables of a layer, one after the other, in `parts` stored tensors. Ranks share the rows."""
+    """Tables one after the other, in stored tensors of these names behind the layer's, with so many rows each. Ranks
+    share the rows of all."""
 
-    def __init__(self, rows: int, dim: int, parts: int, mesh: Mesh) -> None:
-        super().__init__(rows, dim, mesh)
+    def __init__(self, parts: Mapping[str, int], dim: int, mesh: Mesh) -> None:
+        super().__init__(sum(parts.values()), dim, mesh)
         self._parts = parts
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        if not self._parts:
-            yield from super().tensor_slots(path)
-            return
-        own, total = self.share, self.share.total
-        step = -(-total // self._parts)
-        for number, start in enumerate(range(0, total, step)):
-            length = min(step, total - start)
+        own, start = self.share, 0
+        for name, length in self._parts.items():
             first, last = max(own.start, start), min(own.start + own.length, start + length)
             rows = slice(first - start, max(first, last) - start)
             fill = partial(self._fill, rows, first - own.start)
             shape = (length, self.weight.shape[1])
-            yield TensorSlot(f"{path}.shard_{number}.weight", shape, fill, parts=((rows,),) if first < last else ())
+            yield TensorSlot(f"{path}.{name}weight", shape, fill, parts=((rows,),) if first < last else ())
+            start += length
 
     def _fill(self, rows: slice, target: int, stored: Tensor) -> None:
         room = self.room("weight", stored.device)
@@ -181,7 +178,12 @@ class NgramEmbedding(nn.Module):
     def __init__(self, sizes: NgramSizes, place: int, mesh: Mesh) -> None:
         super().__init__()
         self.hashes = NgramHashes(sizes, place)
-        self.ngram_embedding = NgramTable(self.hashes.num_rows, sizes.dim // sizes.num_tables, sizes.parts, mesh)
+        total = self.hashes.num_rows
+        step, parts = -(-total // max(sizes.parts, 1)), {"": total}
+        if sizes.parts:
+            starts = range(0, total, step)
+            parts = {f"shard_{number}.": min(step, total - start) for number, start in enumerate(starts)}
+        self.ngram_embedding = NgramTable(parts, sizes.dim // sizes.num_tables, mesh)
 
     def forward(self, ids: Tensor, before: Tensor) -> Tensor:
         """ids int64 [tokens], before [tokens, longest - 1] → [tokens, dim]."""
@@ -212,3 +214,55 @@ class NgramStreams(RecurrentLayer):
         opened = self.ops.agreeing_values(self.norm_key(keys), self.norm_query(x), values.contiguous())
         local = self.conv1d(self.norm_conv(opened), states[:, count:], metadata)
         return self.ops.add(x, self.ops.add(opened, local))
+
+
+@dataclass(frozen=True, slots=True)
+class SplitNgrams:
+    """Tables of n-grams of 2 to `longest` tokens, `splits` for each length, each of two rows more than the last.
+
+    base: rows of the first but one. vocab, stop: of tokens, and the one that ends texts.
+    """
+
+    longest: int
+    splits: int
+    base: int
+    vocab: int
+    stop: int
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each table."""
+        return [self.base + 2 * place + 1 for place in range((self.longest - 1) * self.splits)]
+
+
+class NgramInputs(RecurrentLayer):
+    """The mean of a token's embedding and of what tables have for the n-grams that it ends, each behind a projection.
+
+    An n-gram is a number whose digits are ids of tokens, and its row the remainder by the rows of the table. Source:
+    https://arxiv.org/abs/2601.21204.
+    """
+
+    def __init__(self, sizes: SplitNgrams, hidden: int, mesh: Mesh) -> None:
+        super().__init__((), 0, slice(0, 0))
+        self._sizes, count = sizes, len(sizes.rows)
+        parts = {f"{place}.": rows for place, rows in enumerate(sizes.rows)}
+        self.embedders = NgramTable(parts, hidden // count, mesh)
+        self.post_projs = nn.ModuleList(ColumnLinear(hidden // count, hidden, Mesh.single()) for _ in range(count))
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden], embeddings of tokens, → the same shape."""
+        (states, metadata), (ids, by) = self.states(batch), (batch.token_ids, self._sizes)
+        others = by.longest - 1, by.stop, states
+        before = in_turns(self.ops.previous_tokens, (ids,), others, metadata)
+        before = torch.where(before == by.stop, 0, before)
+        found, start = [], 0
+        for place, rows in enumerate(by.rows):
+            number = ids
+            for distance in range(1, place // by.splits + 2):
+                number = number + before[:, distance - 1] * pow(by.vocab, distance, rows) % rows
+            found.append(number % rows + start)
+            start += rows
+        vectors = self.embedders(torch.stack(found, 1).flatten()).view(len(ids), len(found), -1)
+        for place, project in enumerate(self.post_projs):
+            x = self.ops.add(x, project(vectors[:, place].contiguous()))
+        return self.ops.scaled(x, 1.0 / (len(found) + 1))

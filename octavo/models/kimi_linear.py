@@ -6,6 +6,7 @@ Ling 3.0 has such layers, too. Source: https://arxiv.org/abs/2510.26692.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.experts import StoredExperts
 from octavo.layers.picked import Pick, PickedLinear
@@ -64,14 +66,18 @@ class KimiLinearForCausalLM(HybridDecoder):
 
 
 class HeadGatedLatentBlock(LatentBlock):
-    """Attention over latents, whose heads are each multiplied with the sigmoid of a gate."""
+    """Attention over latents, whose heads are each multiplied with the sigmoid of a gate, or of one for each element
+    where `has_wide_gates`."""
 
-    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
+    def __init__(self, c: LatentConfig, mesh: Mesh, *, has_wide_gates: bool = False) -> None:
         super().__init__(c, mesh)
         heads = c.latent_heads
         start, count = mesh.share(heads.count, "attention heads")
         rows = [slice(head, head + 1) for head in range(start, start + count) for _ in range(heads.value)]
-        self.head_gates = PickedLinear(c.hidden_size, [Pick("g_proj", heads.count, rows)])
+        total = heads.count
+        if has_wide_gates:
+            total, rows = total * heads.value, [slice(start * heads.value, (start + count) * heads.value)]
+        self.head_gates = PickedLinear(c.hidden_size, [Pick("g_proj", total, rows)])
         self.gate = Elementwise("gated_by_sigmoid")
 
     def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -120,6 +126,56 @@ class BailingHybridForCausalLM(HybridDecoder):
             attention=lambda c, mesh, layer: HeadGatedLatentBlock(c, mesh),
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, is_low_rank=False),
         )
+
+
+class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
+    """Ling 3.0 in the layout of its own release: layers behind the last whole group attend, too, and gates of attention
+    are as it says. Source: inclusionAI's releases.
+    """
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> KimiLinearConfig:
+        c.expect_all(no_kda_lora=True, score_function="sigmoid", norm_topk_prob=True)
+        c.refuse("use_bias", because="it is not implemented")
+        for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+            limits = c.values.get(name) or []
+            if not isinstance(limits, list) or any(limits):
+                raise c.error(name, "no limits, which are not implemented")
+        name = "gated_attention_proj_granularity_type"
+        kind = None if c.values.get(name) is None else c.expect(name, "head_wise", "element_wise")
+        block = partial(HeadGatedLatentBlock, has_wide_gates=kind == "element_wise") if kind else LatentBlock
+        config, group = super().read(c), c.positive("layer_group_size", 6)
+        kinds = config.kinds
+        if c.values.get("layer_types") is None:
+            whole = config.num_layers // group * group
+            kinds = (*kinds[:whole], *(ATTENTION,) * (config.num_layers - whole))
+        assert isinstance(config.sizes, RecurrentSizes)
+        assert config.mixture is not None
+        width = c.optional_positive("moe_shared_expert_intermediate_size")
+        shared = config.mixture.shared_width if width is None else width * c.count("num_shared_experts", 1)
+        factor = c.positive_float("routed_scaling_factor", 1.0)
+        delta = kimi_delta(
+            convolutions=stored_convolutions(c, config.sizes),
+            bound=-c.float("kda_lower_bound", -5.0),
+            is_low_rank=False,
+            has_flat_logs=_has_flat_logs(c),
+        )
+        return replace(
+            config,
+            kinds=kinds,
+            latent_eps=config.norm_eps,
+            mixture=replace(config.mixture, shared_width=shared, rule=replace(config.mixture.rule, factor=factor)),
+            attention=lambda c, mesh, layer: block(c, mesh),
+            recurrence=delta,
+        )
+
+
+def _has_flat_logs(c: Checkpoint) -> bool:
+    try:
+        shapes = [each.shape for each in c.tensors.values() if each.name.endswith(".A_log")]
+    except CheckpointError:  # there are no weights: whoever needs them says so
+        shapes = []
+    return not shapes or len(shapes[0]) == 1
 
 
 def _default_kinds(c: Checkpoint) -> list[str]:

@@ -7,8 +7,8 @@ Source: https://arxiv.org/abs/2509.01322.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -16,17 +16,21 @@ from torch import Tensor
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import COUNTS
+from octavo.core.model_shape import LayerCache, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.elementwise import addition
+from octavo.layers.ngrams import NgramInputs, SplitNgrams
 from octavo.models.blocks import GatedLayer, GatedMLP, SparseMLP
 from octavo.models.decoder import DecoderStack
 from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.sparse import Mixture, read_stored
 from octavo.ops.experts import RouterRule
+from octavo.ops.ngrams import MOST_TOKENS
 
 _OF_A_HALF: Final = re.compile(r"(?:model\.)?layers\.([0-9]{1,9})\.(\w+)\.([01])\.(.*)")
 _OF_A_MIXTURE: Final = re.compile(r"(?:model\.)?layers\.([0-9]{1,9})\.mlp\.(.*)")
+_MOST_TABLES: Final = 1024
 _EXPERT: Final = re.compile(r"experts\.([0-9]{1,9})\.")
 
 
@@ -90,7 +94,7 @@ class LongcatFlashForCausalLM(DecoderStack):
         return replace(config, attention_scale=scale, latent_factor=factor)
 
     def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda index: Half(c, mesh, index))
+        super().__init__(c, mesh, lambda index: self.make_half(c, mesh, index))
         assert c.mixture is not None
         self._num_experts = c.mixture.experts
         if self.layer_range.start % 2 or self.layer_range.stop % 2:
@@ -98,6 +102,10 @@ class LongcatFlashForCausalLM(DecoderStack):
                 f"pipeline_parallel_size: a stage would have halves of layers, of {c.num_layers // 2} layers in all; "
                 "take a divisor of their number, or tensor_parallel_size"
             )
+
+    def make_half(self, c: LatentConfig, mesh: Mesh, index: int) -> Half:
+        """Make a half of a layer."""
+        return Half(c, mesh, index)
 
     def note_layers(self, layers: Iterable[int]) -> None:
         raise ConfigError(
@@ -114,3 +122,51 @@ class LongcatFlashForCausalLM(DecoderStack):
             is_idle = expert is not None and int(expert[1]) >= self._num_experts
             return f"layers.{2 * int(found[1])}.shortcut.{'idle.' if is_idle else ''}{found[2]}"
         return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramConfig(LatentConfig):
+    """Adds the tables of n-grams. The first layer keeps the tokens before the next one, too."""
+
+    ngrams: SplitNgrams
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        own = super().caches_of(layer, mesh)
+        return own if layer else (*own, LayerCache(State(self.ngrams.longest - 1)))
+
+
+class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):
+    """LongCat-Flash-Lite: embeddings of tokens and of the n-grams that they end. Source: Meituan's releases."""
+
+    IGNORED = (*LongcatFlashForCausalLM.IGNORED, r"ngram_embeddings\.word_embeddings\.weight")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> NgramConfig:
+        config, vocab = super().read(c), c.positive("vocab_size")
+        longest, splits = c.positive("emb_neighbor_num"), c.positive("emb_split_num")
+        if longest < 2:
+            raise c.error("emb_neighbor_num", "at least 2")
+        if (longest - 1) * splits > _MOST_TABLES or config.hidden_size % ((longest - 1) * splits):
+            raise c.error("emb_split_num", f"tables of n-grams, at most {_MOST_TABLES}, that share hidden_size evenly")
+        base, stop = int(c.positive_float("ngram_vocab_size_ratio") * vocab), c.int("eos_token_id")
+        if base * vocab >= 1 << 62 or vocab > MOST_TOKENS:
+            raise c.error("ngram_vocab_size_ratio", f"a table whose rows times vocab_size, {vocab}, can be counted")
+        return NgramConfig(**vars(config), ngrams=SplitNgrams(longest, splits, base, vocab, stop))
+
+    def make_half(self, c: LatentConfig, mesh: Mesh, index: int) -> Half:
+        made = super().make_half(c, mesh, index)
+        if index == 0:
+            assert isinstance(c, NgramConfig)
+            made.ngrams = NgramInputs(c.ngrams, c.hidden_size, mesh)
+        return made
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, hidden]."""
+        first: Any = self.layers["0"]
+        made: Tensor = first.ngrams(super().embed(x, batch), batch)
+        return made
+
+    def own_name(self, name: str) -> str:
+        if name.endswith(".word_embeddings.weight"):
+            return name
+        return super().own_name(name.replace("ngram_embeddings.", "layers.0.ngrams."))

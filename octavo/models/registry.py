@@ -108,7 +108,7 @@ _FILES: Final = {
         *("Orion", "Phi", "StableLm", "Starcoder2"),
     ),
     "jamba": ("Jamba",),
-    "kimi_linear": ("BailingHybrid", "KimiLinear"),
+    "kimi_linear": ("BailingHybrid", "BailingMoeV3", "KimiLinear"),
     "lfm2": ("Lfm2", "Lfm2Moe", "Lfm3"),
     "llama": (
         *("Apertus", "Apertus1p5", "Apertus1p5Text", "Aquila", "Arcee", "Cwm", "Ernie4_5", "Exaone", "Exaone4"),
@@ -120,7 +120,7 @@ _FILES: Final = {
     "laguna": ("Laguna",),
     "ling": ("BailingMoeV2_5",),
     "llama4": ("Llama4",),
-    "longcat": ("LongcatFlash",),
+    "longcat": ("LongcatFlash", "LongcatFlashNgram"),
     "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
     "mimo": ("MiMoV2", "MiMoV2Flash"),
     "mistral_large4": ("MistralLarge4",),

@@ -21,7 +21,7 @@ from octavo.models.registry import resolve_model
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import run_ranks
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
-from tests.models.paged_run import generated, load, logits_of
+from tests.models.paged_run import PagedRun, Stream, generated, load, logits_of
 from tests.models.test_tensor_parallel import Rank
 
 TOKENS = [3 + 7 * each % 120 for each in range(24)]
@@ -93,6 +93,46 @@ def param2(folder: Path) -> tuple[Path, Tensor]:
     own: dict[str, Any] = {"architectures": ["Param2MoEForCausalLM"], "model_type": "param2moe", "use_qk_norm": True}
     factor = config.get("routed_scaling_factor", 2.5)
     rewrite(path, load_file(path / "model.safetensors"), routed_scaling_factor=factor, **own)
+    return path, expected
+
+
+def ling3(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("bailing_hybrid", folder)
+    expected, tensors = logits(path), load_file(path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    for name in [each for each in tensors if each.endswith(".A_log")]:
+        tensors[name] = tensors[name].view(1, 1, -1, 1)
+    own: dict[str, Any] = {"architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bailing_moe_v3"}
+    own |= {"gated_attention_proj_granularity_type": "head_wise", "partial_rotary_factor": 0.5}
+    rewrite(path, tensors, routed_scaling_factor=config.get("routed_scaling_factor", 2.5), **own)
+    return path, expected
+
+
+def longcat_lite(folder: Path) -> tuple[Path, Tensor]:
+    """The input is the mean of embeddings of tokens and of n-grams, and stops at the ends of texts."""
+    path = make_checkpoint("longcat_flash", folder)
+    tensors, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(1)
+    vocab, hidden, longest, splits, stop = 130, 32, 3, 2, TOKENS[5]
+    word, added = tensors["model.embed_tokens.weight"], {}
+    rows = [int(1.5 * vocab) + 2 * place + 1 for place in range((longest - 1) * splits)]
+    inputs = word[torch.tensor(TOKENS)].clone()
+    for place, count in enumerate(rows):
+        table = torch.randn(count, hidden // len(rows), generator=generator)
+        projection = torch.randn(hidden, hidden // len(rows), generator=generator) / 3
+        added[f"model.ngram_embeddings.embedders.{place}.weight"] = table
+        added[f"model.ngram_embeddings.post_projs.{place}.weight"] = projection
+        for index, token in enumerate(TOKENS):
+            number = token
+            for distance in range(1, place // splits + 2):
+                if index < distance or TOKENS[index - distance] == stop:
+                    break
+                number += TOKENS[index - distance] * vocab**distance
+            inputs[index] += projection @ table[number % count]
+    with torch.inference_mode():
+        expected: Tensor = load_oracle(path)(inputs_embeds=inputs[None] / (len(rows) + 1)).logits[0]
+    own: dict[str, Any] = {"architectures": ["LongcatFlashNgramForCausalLM"], "model_type": "longcat_flash_ngram"}
+    own |= {"ngram_vocab_size_ratio": 1.5, "emb_neighbor_num": longest, "emb_split_num": splits, "eos_token_id": stop}
+    rewrite(path, tensors | added, **own)
     return path, expected
 
 
@@ -178,7 +218,8 @@ def step3(folder: Path) -> tuple[Path, Tensor]:
 
 
 EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
-NEAR = {"pangu": pangu, "step3": step3}
+EXACT["ling3"] = ling3
+NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +240,7 @@ def test_changed_blocks_of_a_relative_agree(family: str, tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
-@pytest.mark.parametrize("family", [*NEAR, "mimo_v2", "param2"])
+@pytest.mark.parametrize("family", [*NEAR, "mimo_v2", "param2", "ling3"])
 def test_two_ranks_compute_the_bits_of_one(family: str, tmp_path: Path) -> None:
     path, _ = (NEAR | EXACT)[family](tmp_path)
 
@@ -211,6 +252,21 @@ def test_two_ranks_compute_the_bits_of_one(family: str, tmp_path: Path) -> None:
     for each_tokens, each_logits in run_ranks(2, work):
         assert each_tokens == tokens
         assert torch.equal(each_logits, found)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize("family", [*NEAR, "mimo_v2", "ling3"])
+def test_a_prompt_in_pieces_beside_another_has_the_bits_that_it_has_alone(family: str, tmp_path: Path) -> None:
+    path, _ = (NEAR | EXACT)[family](tmp_path)
+    model = Rank(path, Mesh.single(), CpuRuntime.open(1, LEVELS[-1]).bind(), torch.bfloat16)
+    alone = logits_of(model, TOKENS, 6, torch.bfloat16)
+    run, stream, other = PagedRun(model, dtype=torch.bfloat16), Stream([*TOKENS]), Stream(TOKENS[::-1])
+    run.step([(other, 3)])
+    run.step([(stream, 5), (other, 9)])
+    run.step([(other, 12), (stream, len(TOKENS) - 5)])
+    run.decode([other, stream], 6)
+    assert torch.equal(torch.stack(stream.logits), alone)
 
 
 @pytest.mark.long
