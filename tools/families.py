@@ -16,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
+from octavo.config.released_names import SAME
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
@@ -60,10 +61,25 @@ _AROUND = {
 """Families that read images and that no class of transformers computes: that of the text model, and architectures."""
 _LIKE = {
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
+    "baichuan": ("llama", "BaichuanForCausalLM"),
+    "chatglm": ("glm", "ChatGLMForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
+    "internlm": ("llama", "InternLMForCausalLM"),
     "jina_bert": ("bert", "JinaBertModel"),
+    "nanbeige": ("llama", "NanbeigeForCausalLM"),
+    "ouro": ("llama", "OuroForCausalLM"),
+    "pangu_embedded": ("llama", "PanguEmbeddedForCausalLM"),
+    "qwen": ("llama", "QWenLMHeadModel"),
+    "rnj1": ("gemma", "Rnj1ForCausalLM"),
+    "solar": ("llama", "SolarForCausalLM"),
+    "telechat": ("llama", "TeleChatForCausalLM"),
+    "teleflm": ("llama", "TeleFLMForCausalLM"),
 }
 """Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
+_OWN_KEYS: dict[str, dict[str, Any]] = {
+    "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]}
+}
+"""Keys that they need beside these."""
 _KINDS = ("full", "window", "latent", "chosen", "compressed", "state", "cross")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
@@ -107,6 +123,7 @@ def families() -> dict[str, dict[str, list[str]]]:
         row = found.setdefault(model, {key: set() for key in _KEYS})
         row["reads"] = {"sound" if family in WITH_ENCODERS else "text"}
         row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
+        row["architectures"] |= {each for each, (ours, _) in SAME.items() if ours in row["architectures"]}
         opened = _open(checkpoint)
         assert opened is not None, f"{family} with {overrides} cannot be opened"
         is_encoder = opened.model.config.ahead_of(0) > 0
@@ -175,7 +192,7 @@ def _checkpoint(family: str, overrides: dict[str, Any]) -> Checkpoint:
     like, architecture = _LIKE.get(family, (family, None))
     values = json.loads(family_config(like, **overrides).to_json_string(use_diff=False))
     if architecture is not None:
-        values |= {"architectures": [architecture], "model_type": family}
+        values |= {"architectures": [architecture], "model_type": family, **_OWN_KEYS.get(family, {})}
     # a folder without weights: what they hold does not matter
     return Checkpoint(Path(__file__).parent, values)
 

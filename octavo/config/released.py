@@ -8,6 +8,7 @@ from typing import Any, Final
 from octavo.config.released_ernie import ERNIE_VL, ernie_layout
 from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
+from octavo.config.released_names import with_todays_names
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -25,12 +26,6 @@ _QWEN2: Final[Mapping[str, Any]] = {
 """The second encoder of DeepSeek-OCR 2, of which its config states the width alone."""
 _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config"}
 """Names of the encoders of DeepSeek-OCR, with those that transformers has."""
-_SAME: Final = {
-    "HCXVisionV2ForCausalLM": ("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2"),
-    "InternS1ForConditionalGeneration": ("InternVLForConditionalGeneration", "internvl"),
-    "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
-}
-"""Architectures of releases, with transformers' names of the same, and of their `model_type`."""
 _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
 _NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
@@ -38,60 +33,15 @@ _NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
-_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "bloom": {
-        "n_embed": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "seq_length": "max_position_embeddings",
-    },
-    "dbrx": {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "max_seq_len": "max_position_embeddings",
-        "kv_n_heads": "num_key_value_heads",
-        "ffn_hidden_size": "intermediate_size",
-    },
-    "distilbert": {
-        "dim": "hidden_size",
-        "hidden_dim": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "activation": "hidden_act",
-    },
-    "falcon": {
-        "n_embed": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_head_kv": "num_kv_heads",
-    },
-    "mpt": {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "max_seq_len": "max_position_embeddings",
-    },
-}
-"""Names of keys by `model_type`, with those that octavo reads."""
-_OF_DBRX: Final = frozenset(
-    {"clip_qkv", "ffn_hidden_size", "kv_n_heads", "moe_normalize_expert_weights", "moe_num_experts", "moe_top_k"}
-) | {"rope_theta"}
-"""Keys in the sections of DBRX."""
-_TRAINED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
-"""What releases of BLOOM, Falcon and MPT leave out."""
-
-
 def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return a config as transformers' class has it. `where` is the file for messages.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    config = with_todays_names(config, where)
     names = config.get("architectures")
     first = str(names[0]) if isinstance(names, list) and names else ""
     only = first if isinstance(names, list) and len(names) == 1 else ""
-    if str(config.get("model_type")) in _NAMES:
-        return _with_todays_keys(config, where)
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return {**config, "model_type": "jina_bert", "position_embedding_type": None}
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
@@ -99,8 +49,6 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return {**config, **own, "model_type": "jina_embeddings_v3", "position_embedding_type": None}
     if only == JINA5:
         return jina5_layout(config)
-    if (found := _SAME.get(only)) is not None:
-        return {**config, "architectures": [found[0]], "model_type": found[1]}
     if only == _INTERN_S2:
         text = Section(config, where).part("text_config").values
         names = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
@@ -120,21 +68,6 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if only in ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM") and "language_config" in config:
         return _deepseek_ocr(config, where, is_second=only == "DeepseekOCR2ForCausalLM")
     return config
-
-
-def _with_todays_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the config of a model whose release has other names of keys."""
-    kind = str(config.get("model_type"))
-    if kind == "dbrx":
-        section = Section(config, where)
-        parts = [part.values for name in ("attn_config", "ffn_config") if (part := section.section(name)) is not None]
-        config = {**{name: part[name] for part in parts for name in _OF_DBRX & part.keys()}, **config}
-    stated = Section(config, where)
-    for name in _NAMES[kind]:  # complaints name the key that the file has
-        if name != "activation":
-            stated.optional_positive(name)
-    left_out = {} if kind == "distilbert" else _TRAINED
-    return {**left_out, **config, **{ours: config[name] for name, ours in _NAMES[kind].items() if name in config}}
 
 
 def _deepseek_ocr(config: Mapping[str, Any], where: str, *, is_second: bool) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.layer import Layer, PreparedLayer, TensorSlot
-from octavo.quantization.method import Coded
+from octavo.quantization.method import Coded, Methods, without_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,16 @@ class LMHead(PreparedLayer):
         for held in self.fillings():
             own = self.share.slot("", held.inner, partial(self.hold, held.key))
             yield self.slot(held, path, self.share.total, own.fill, own.parts)
+
+
+class UnitRowsHead(LMHead):
+    """A head whose rows are divided by their lengths when they are loaded, in the type in which they are stored."""
+
+    def use(self, methods: Methods, path: str) -> None:
+        super().use(lambda name: without_codes(methods(name)), path)
+
+    def hold(self, name: str, value: Tensor) -> None:
+        super().hold(name, nn.functional.normalize(value) if name == "weight" else value)
 
 
 class TokenBias(Layer):

@@ -121,14 +121,14 @@ class GatedQKVLinear(PickedLinear):
 
 
 class GroupedQKVLinear(PickedLinear):
-    """x [tokens, inputs] → q, k and v as `QKVLinear` returns them, from the one tensor `name`.
+    """x [tokens, inputs] → q, k and v as `QKVLinear` returns them, from the one tensor that `reads` names.
 
     For each head of keys it has the queries of that head, then the key and the value; with `shards`, which divide the
-    heads, for each shard all its queries, then its values, then its keys.
+    heads, for each shard all its queries, then its values, then its keys. Of two tensors the first has all queries.
     """
 
     def __init__(
-        self, inputs: int, heads: Heads, mesh: Mesh, *, name: str, bias: bool = False, shards: int = 0
+        self, inputs: int, heads: Heads, mesh: Mesh, *, reads: Sequence[str], bias: bool = False, shards: int = 0
     ) -> None:
         self.local_heads, dim, shared = heads.share(mesh), heads.dim, heads.query // heads.kv
         own, own_kv = (
@@ -141,9 +141,14 @@ class GroupedQKVLinear(PickedLinear):
             count = heads.query // shards
             first = [head + head // count * 2 * count for head in own]  # of queries
             places = (first, [place + 2 * count for place in first], [place + count for place in first])
+        outputs = heads.q_size + 2 * heads.kv_size
+        stored = [(reads[0], outputs)] * 3
+        if len(reads) == 2:
+            places = ([*own], [2 * head for head in own_kv], [2 * head + 1 for head in own_kv])
+            stored = [(reads[0], heads.q_size)] + [(reads[1], 2 * heads.kv_size)] * 2
         picks = [
-            Pick(name, heads.q_size + 2 * heads.kv_size, [slice(place * dim, (place + 1) * dim) for place in each])
-            for each in places
+            Pick(*tensor, [slice(place * dim, (place + 1) * dim) for place in each])
+            for tensor, each in zip(stored, places, strict=True)
         ]
         super().__init__(inputs, picks, bias=bias)
 

@@ -66,7 +66,7 @@ def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear | Gro
         )
     if c.is_qkv_grouped:
         return GroupedQKVLinear(
-            *(c.hidden_size, c.heads, mesh), name=c.qkv_reads[0], bias=c.qkv_bias, shards=c.qkv_shards
+            *(c.hidden_size, c.heads, mesh), reads=c.qkv_reads, bias=c.qkv_bias, shards=c.qkv_shards
         )
     return QKVLinear(
         c.hidden_size,

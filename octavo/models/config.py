@@ -110,7 +110,8 @@ class DecoderConfig:
     qkv_shards: int = 0
     """With `is_qkv_grouped`: in how many parts one tensor has queries, values and keys instead; 0 for by head."""
     is_qkv_grouped: bool = False
-    """Whether one stored tensor has queries, key and value of the first head of keys, then those of the next."""
+    """Whether one stored tensor has queries, key and value of the first head of keys, then those of the next; with two
+    tensors in `qkv_reads`, whether the second has key and value of the first head, then those of the next."""
     qkv_limit: float | None = None
     """Queries, keys and values are clamped to this number on either side."""
     gate_up_reads: tuple[str, ...] = ("gate_proj", "up_proj")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import shown
+from octavo.errors import UnsupportedModel
 from octavo.models.blocks import SandwichLayer, head_norms
 from octavo.models.config import read_windows
 from octavo.models.fields import Read, fields, read_cap
@@ -75,3 +79,19 @@ class Gemma3ForCausalLM(GemmaDecoder):
     def read(cls, c: Checkpoint) -> GemmaConfig:
         c.refuse("attn_logit_softcapping", because="Gemma 3 has no cap of scores; set it to null")
         return super().read(c)
+
+
+def _no_windows(c: Checkpoint) -> tuple[int | None, ...]:
+    kinds: Any = c.values.get("layer_types") or ["full_attention"]
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise UnsupportedModel(
+            f"{c.origin('layer_types')}: layer_types has {shown(kinds)}, expected full_attention alone; chunks of "
+            "Rnj-1 are not implemented"
+        )
+    return ()
+
+
+class Rnj1ForCausalLM(Gemma3ForCausalLM):
+    """Rnj-1: Gemma 3 whose layers all see all tokens, with logits below a soft cap. Source: Essential AI's releases."""
+
+    FIELDS = {**Gemma3ForCausalLM.FIELDS, "windows": Read(_no_windows), "has_whole_spans": False}
