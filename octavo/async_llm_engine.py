@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.absent import says_what_it_lacks
+from octavo.core.adapter import LoRARequest
 from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_tokenizer import ChatTokenizer
 from octavo.engine.vector_output import array_of
+from octavo.errors import EngineDeadError
+
+_POLL_S: Final = 0.02
+"""How often open requests are counted."""
 
 
 @says_what_it_lacks
@@ -30,6 +35,8 @@ class AsyncLLMEngine:
         self._args = args
         self._starting: asyncio.Task[AsyncLLM] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._adapters: dict[int, LoRARequest] = {}
+        self._num_open = 0
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLMEngine:
@@ -54,8 +61,9 @@ class AsyncLLMEngine:
         """Yield the outputs of one request, as `AsyncLLM.generate` does with the same `options`."""
         llm = await self.start()
         async with aclosing(llm.generate(prompt, sampling_params, request_id, **options)) as outputs:
-            async for output in outputs:
-                yield output
+            with self._counted():
+                async for output in outputs:
+                    yield output
 
     async def encode(
         self, prompt: PromptLike, pooling_params: PoolingParams, request_id: str | None = None, **options: Any
@@ -65,8 +73,9 @@ class AsyncLLMEngine:
         config = llm.input.vectors.checked(None)
         task = pooling_params.task or config.task
         async with aclosing(llm.generate(prompt, pooling_params, request_id, **options)) as outputs:
-            async for output in outputs:
-                yield PoolingRequestOutput.of(output, PoolingOutput(array_of(config, output, task)))
+            with self._counted():
+                async for output in outputs:
+                    yield PoolingRequestOutput.of(output, PoolingOutput(array_of(config, output, task)))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; ids of no running request are ignored."""
@@ -81,6 +90,73 @@ class AsyncLLMEngine:
     async def check_health(self) -> None:
         """Raise EngineDeadError when the core has died or was shut down, EngineUnresponsiveError when it hangs."""
         await (await self.start()).check_health()
+
+    @property
+    def errored(self) -> bool:
+        """Return whether the engine could not be started, or its core has died for good or was shut down."""
+        if self._starting is None or not self._starting.done():
+            return False
+        failed = self._starting.cancelled() or self._starting.exception() is not None
+        return failed or not self._starting.result().is_running
+
+    @property
+    def is_running(self) -> bool:
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """Return what to raise where `errored` is True."""
+        return EngineDeadError("the engine has ended, or could not be started; check_health and the log say why")
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return the number of requests whose last output has not been read."""
+        return self._num_open
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until all requests have ended. Raises TimeoutError after `drain_timeout` seconds."""
+        async with asyncio.timeout(drain_timeout):
+            while self._num_open:
+                await asyncio.sleep(_POLL_S)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model is run for: ("generate",), or the tasks of `PoolingParams`."""
+        pooling = (await self.start()).config.model.pooling
+        return ("generate",) if pooling is None else pooling.tasks
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Let the core read an adapter, so that the first request does not wait for it. Returns False for one that was
+        added before. Raises InvalidRequest."""
+        found = await (await self.start()).read_adapter(lora_request)
+        is_new = self._adapters.get(found.lora_int_id) != found
+        self._adapters[found.lora_int_id] = found
+        return is_new
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter that was added; what it takes in memory goes to others when they need it. Requests that
+        bring it use it all the same. Returns False for one that was not added."""
+        return self._adapters.pop(lora_id, None) is not None
+
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of the adapters that were added."""
+        return set(self._adapters)
+
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: no image or sound outlives its request, but in the prefix cache."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Do nothing, as `reset_mm_cache`."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Drop all cached prefixes and pins, as `AsyncLLM.reset_prefix_cache` does."""
@@ -121,6 +197,10 @@ class AsyncLLMEngine:
     async def update_weights_from_disk(self, model_path: str | Path) -> None:
         """Take other weights, as `LLM.update_weights_from_disk` does; running requests go on. Raises RequestFailed."""
         await (await self.start()).update_weights_from_disk(model_path)
+
+    async def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Take all weights, by their names in the checkpoint, as `AsyncLLM.update_weights_from_tensor` does."""
+        await (await self.start()).update_weights_from_tensor(named_tensors)
 
     def shutdown(self) -> Awaitable[None]:
         """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits

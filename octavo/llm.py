@@ -346,6 +346,13 @@ class LLM:
         """End the profile, and write it. Without one nothing happens. Raises ConfigError."""
         self.engine.stop_profile()
 
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return the number of ranks. include_dp: has no effect, as an `LLM` is one engine."""
+        return self.config.device.num_ranks
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: no image or sound outlives its request, but in the prefix cache."""
+
     def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted, under vLLM's names; times of a request are in its output's `metrics`."""
         return self.engine.get_metrics()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from octavo import AsyncEngineArgs, AsyncLLMEngine, PoolingParams
+from octavo import AsyncEngineArgs, AsyncLLMEngine, LoRARequest, PoolingParams
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.schema import PoolingConfig
 from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
@@ -143,6 +144,36 @@ async def test_an_engine_sleeps_and_takes_other_weights(monkeypatch: pytest.Monk
     await engine.update_weights_from_disk("/other")
     assert not await engine.is_sleeping()
     assert llm.weights == "/other"
+
+
+async def test_requests_adapters_and_the_end_are_told_as_programs_for_vllm_ask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    llm = FakeAsyncLLM()
+
+    async def start(args: EngineArgs) -> FakeAsyncLLM:
+        return llm
+
+    monkeypatch.setattr(AsyncLLM, "start", start)
+    engine = AsyncLLMEngine(AsyncEngineArgs())
+    assert (engine.is_running, engine.errored, engine.is_stopped) == (True, False, False)
+    assert await engine.get_supported_tasks() == ("generate",)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    adapter = LoRARequest("a", 7, str(tmp_path))
+    assert [await engine.add_lora(adapter) for _ in range(2)] == [True, False]
+    assert await engine.list_loras() == {7}
+    assert [await engine.remove_lora(7) for _ in range(2)] == [True, False]
+    outputs = engine.generate(Prompt(text="ab"), SamplingParams(max_tokens=2))
+    await anext(outputs)
+    assert engine.get_num_unfinished_requests() == 1
+    with pytest.raises(TimeoutError):
+        await engine.wait_for_requests_to_drain(0.01)
+    await outputs.aclose()
+    await engine.wait_for_requests_to_drain()
+    llm.die("killed")
+    assert (engine.is_running, engine.errored, engine.is_stopped) == (False, True, True)
+    assert isinstance(engine.dead_error, EngineDeadError)
 
 
 async def test_a_model_for_vectors_encodes(monkeypatch: pytest.MonkeyPatch) -> None:

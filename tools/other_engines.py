@@ -13,9 +13,10 @@ from pathlib import Path
 from octavo.cli.main import llama_cpp_flags
 from octavo.config.fields import Arg
 from octavo.config.sources import known_arguments
-from octavo.core.absent import absent_options, renamed_options
+from octavo.core.absent import absent_names, absent_options, absent_paths, renamed_options
 from octavo.core.sampling_params import documented_fields
 from octavo.server.decode import refused_fields
+from octavo.server.endpoints import ENDPOINTS
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from tools.other_names import (
@@ -24,6 +25,8 @@ from tools.other_names import (
     VLLM_ENGINE,
     VLLM_INTERFACES,
     VLLM_NOTES,
+    VLLM_PATH_NOTES,
+    VLLM_PATHS,
     VLLM_REQUEST,
     VLLM_REQUEST_NOTES,
     VLLM_SAMPLING,
@@ -98,12 +101,15 @@ def _vllm_page() -> str:
     accepted = {name for kind in requests for name in kind.__struct_fields__ if name not in reasons[kind]}
     refused = {name: why for kind in requests for name, why in reasons[kind].items() if name not in accepted}
     sampling = dict.fromkeys(documented_fields(), Arg(""))
+    paths = {path: Arg("") for endpoint in ENDPOINTS for path in endpoint.paths}
     sections = (
         ("Commands and classes", _as_code(VLLM_INTERFACES)),
         ("Engine arguments", _fates(VLLM_ENGINE, arguments, absent_options(), VLLM_NOTES)),
         ("Arguments of the server", _fates(VLLM_SERVER, arguments, absent_options(), VLLM_NOTES)),
         ("Fields of SamplingParams", _fates(VLLM_SAMPLING, sampling, absent_options(), VLLM_NOTES)),
         ("Extra fields of requests", _fates(VLLM_REQUEST, fields, refused, VLLM_REQUEST_NOTES)),
+        ("Endpoints", _fates(VLLM_PATHS, paths, absent_paths(), VLLM_PATH_NOTES)),
+        ("Names in programs that are refused", _fates(" ".join(absent_names()), {}, absent_names(), {})),
     )
     tables = [f"## {title}\n\n{_table(('vLLM', 'octavo', 'note'), rows)}" for title, rows in sections]
     return "\n".join([_MADE + _VLLM, *tables, _VLLM_TRIED])
@@ -125,6 +131,7 @@ def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], note
                 feature.removesuffix(" is").removesuffix(" are").removesuffix(",") + yet if is_missing else absent[name]
             )
         else:
+            assert name in known, name
             fate = "same"
         rows.setdefault((fate, note), []).append(f"`{name}`")
     return [Row(", ".join(listed), fate, note) for (fate, note), listed in rows.items()]

@@ -67,7 +67,7 @@ max_lora_cls_labels enable_moe_shared_loras video_pruning_method mm_hasher_algor
 mm_processor_device mm_ipc_gpu_memory_gb mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
 mm_encoder_fp8_scale_save_margin dcp_q_replicate dp_sync_interval ec_manager_config elastic_ep_max_dp_size
 enable_batch_sharded_sampling enable_fault_tolerance fault_tolerance_config enable_hc_sp enable_nccl_comm_suspend
-enable_scale_out enable_shm_tensor_arena engram_config
+enable_scale_out enable_shm_tensor_arena engram_config model_weights mamba_config enable_mm_processor_stats
 """
 
 VLLM_SERVER: Final = """
@@ -94,7 +94,8 @@ length_penalty early_stopping stop stop_token_ids bad_words include_stop_str_in_
 min_tokens
 logprobs prompt_logprobs logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens
 output_kind logits_processors truncate_prompt_tokens structured_outputs guided_decoding logit_bias allowed_token_ids
-extra_args thinking_token_budget repetition_detection
+extra_args thinking_token_budget repetition_detection skip_reading_prefix_cache prompt_logprob_token_ids
+prompt_logprob_start trace_decode_token_ids
 """
 
 VLLM_REQUEST: Final = """
@@ -106,8 +107,33 @@ chat_template_kwargs mm_processor_kwargs structured_outputs guided_json guided_r
 guided_decoding_backend guided_whitespace_pattern priority request_id logits_processors return_tokens_as_token_ids
 return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning thinking_token_budget
 prompt_embeds logprob_token_ids repetition_detection ec_transfer_params stream_interval truncation_side session_id
-watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_experts_prompt_start
+watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_experts_prompt_start mm_payload
 """
+
+VLLM_PATHS: Final = """
+/v1/models /v1/chat/completions /v1/chat/completions/batch /v1/completions /v1/responses /v1/messages
+/v1/messages/count_tokens /v1/embeddings /v2/embed /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank
+/v1/audio/transcriptions /v1/audio/translations /v1/realtime /tokenize /detokenize /tokenizer_info
+/v1/load_lora_adapter /v1/unload_lora_adapter /health /ping /load /version /metrics /start_profile /stop_profile
+/reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /is_sleeping /pause /resume /is_paused
+/abort_requests /get_world_size /update_weights
+/init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update
+/finish_weight_update /update_weight_version /weight_info /weight_checker /release_kv_cache_memory /collective_rpc
+/server_info /kv_event_sources /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply /fault_tolerance/status
+/inference/v1/generate /v1/chat/completions/render /v1/completions/render /v1/messages/render
+/v1/chat/completions/derender /v1/completions/derender /invocations /v1/systemone /cohere/v2/chat
+"""
+
+VLLM_PATH_NOTES: Final = {
+    "/start_profile": "with `--profiler-config`; the body has `profile_prefix` alone",
+    "/reset_prefix_cache": "409 while requests run, where vLLM answers `success: false`",
+    "/reset_mm_cache": "has no effect: no image or sound outlives its request, but in the prefix cache",
+    "/reset_encoder_cache": "as `/reset_mm_cache`",
+    "/sleep": "open requests go on after `/wake_up` by default, where vLLM ends them",
+    "/abort_requests": "ids are those of responses, or of the engine",
+    "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
+}
+"""What differs in endpoints of the same path."""
 
 VLLM_NOTES: Final = {
     "model": "a directory in Hugging Face layout or a name on the hub; `octavo-tiny` by default",
@@ -209,6 +235,22 @@ VLLM_INTERFACES: Final = (
     Row("TextPrompt, TokensPrompt, EmbedsPrompt", "TextPrompt, TokensPrompt, EmbedsPrompt", "or a `dict`"),
     Row("multi_modal_uuids of a prompt", "multi_modal_uuids", "changes nothing: media are known by their content"),
     Row("PoolerConfig", "PoolerConfig", "or a `dict`"),
+    Row(
+        "AsyncLLM.add_lora, AsyncLLM.remove_lora, AsyncLLM.list_loras",
+        "AsyncLLM.add_lora, AsyncLLM.remove_lora, AsyncLLM.list_loras",
+        "of adapters that were added; requests may bring others",
+    ),
+    Row(
+        "AsyncLLM.errored, AsyncLLM.dead_error, AsyncLLM.is_running, AsyncLLM.wait_for_requests_to_drain(), "
+        "AsyncLLM.get_num_unfinished_requests(), AsyncLLM.get_supported_tasks()",
+        "the same",
+    ),
+    Row(
+        "LLM.reset_mm_cache(), AsyncLLM.reset_mm_cache(), AsyncLLM.reset_encoder_cache()",
+        "the same",
+        "have no effect: no image or sound outlives its request, but in the prefix cache",
+    ),
+    Row("LLM.get_world_size()", "LLM.get_world_size()"),
     Row("LLM.get_metrics()", "LLM.get_metrics()", "counters, gauges, histograms and vectors"),
     Row("RequestOutput.metrics", "RequestOutput.metrics", "the same names (`first_token_ts`, …), and a timeline"),
     Row("PoolingOutput.data", "PoolingOutput.data", "an array of numpy, where vLLM has a tensor"),

@@ -58,6 +58,11 @@ def without_effect(args: EngineArgs) -> dict[str, str]:
             found["enable_sleep_mode"] = f"enable_sleep_mode is set, and so is {name}: {because}; leave one of them out"
     if args.enable_sleep_mode and (args.nnodes > 1 or args.executor == "ray"):
         found["enable_sleep_mode"] = "enable_sleep_mode is set, and ranks may be on other machines; use one machine"
+    if args.executor == "ray" and args.tensor_parallel_size * args.pipeline_parallel_size == 1:
+        found["executor"] = (
+            "executor is ray, but has no effect on a model of one rank, which the core computes itself; give "
+            "tensor_parallel_size or pipeline_parallel_size, or leave it out"
+        )
     if args.preemption_mode == "swap" and not args.swap_space:
         found["preemption_mode"] = (
             f"preemption_mode is swap, but has no effect where swap_space is {args.swap_space:g}; give swap space, or "

@@ -4,7 +4,8 @@ One table, `absent.json`, for flags, keywords, YAML keys, variables, sampling pa
 
 not_yet: what is not there yet, with its verb, and the options that belong to it. renamed: options that octavo has under
 another name. without: options that octavo does without, by the reason. values: values of octavo's options, by what is
-said to them. python: names of modules and methods that programs use, by what is said to them.
+said to them. python: names of modules and methods that programs use, by what is said to them. paths: endpoints of other
+servers, by what is said to their clients.
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ def value_remark(name: str, value: str) -> str | None:
 def absent_names() -> Mapping[str, str]:
     """Return what is said to names that programs for vLLM import or call."""
     return MappingProxyType({name: said for said, name in _each(_table()["python"])})
+
+
+@cache
+def absent_paths() -> Mapping[str, str]:
+    """Return what is said to clients that ask for endpoints of other servers, by the path."""
+    return MappingProxyType({path: said for said, path in _each(_table()["paths"])})
 
 
 def says_what_it_lacks(cls: type[T]) -> type[T]:

@@ -19,6 +19,8 @@ MOST_GREETINGS: Final = 64
 """Connections of a listener that prove themselves at the same time."""
 
 _PAUSE_S: Final = 0.1
+_MOST_PATH_BYTES: Final = 107
+"""Of a Unix socket, on Linux."""
 
 
 @contextmanager
@@ -105,6 +107,11 @@ def open_connection(place: str | tuple[str, int], timeout_s: float) -> socket.so
 
 def listen_privately(path: str) -> socket.socket:
     """Return a listening Unix socket for this user alone, in place of one without a listener. Raises OSError."""
+    if (size := len(os.fsencode(path))) > _MOST_PATH_BYTES:
+        raise OSError(
+            f"its path has {size} bytes, and that of a Unix socket at most {_MOST_PATH_BYTES}; choose a shorter "
+            "folder, which for the cores of one server is in that of the variable TMPDIR"
+        )
     remove_stale(path)
     listener = socket.socket(socket.AF_UNIX)
     try:

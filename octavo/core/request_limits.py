@@ -103,10 +103,12 @@ _LIMITS: Final = {
     "messages[].name messages[].tool_call_id user tenant lora_name prompt_name input_type": FieldLimits(
         _LABEL, chars=256
     ),
-    "lora_path model_path": FieldLimits("it is a path", chars=4096),
+    "lora_path model_path weight_dir": FieldLimits("it is a path", chars=4096),
+    "profile_prefix": FieldLimits("it is a part of a name", chars=4096),
     "timestamp_granularities": FieldLimits("there are two", entries=2),
     "cache_salt": FieldLimits("it becomes part of the names of cached blocks", chars=1024),
     "request_id": FieldLimits("it travels in a header", chars=128),
+    "request_ids": FieldLimits("each is looked for among the open requests", entries=1024, chars=256),
     "input": FieldLimits(_TEMPLATE, entries=8192),
     "system": FieldLimits(_TEMPLATE, entries=4096, chars=MAX_PROMPT_CHARS),
     "tool_choice": FieldLimits(_TEMPLATE, chars=1024, total_chars=65_536, values=4096),

@@ -139,6 +139,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         StructuredOutputsParams | None,
         Param("The form of the text: json, json_object, regex, choice, grammar or structural_tag."),
     ] = None
+    skip_reading_prefix_cache: Annotated[
+        bool, Param("Compute the whole prompt, whatever of it is cached; its blocks are cached as always.")
+    ] = False
     skip_special_tokens: Annotated[bool, Param("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[bool, Param("Put spaces around special tokens that are kept.")] = True
     detokenize: Annotated[bool, Param("Make text; False leaves token ids only.")] = True
@@ -194,6 +197,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     def needs_logprobs(self) -> bool:
         """Whether the log-probabilities of drawn tokens are asked for, or needed to find the likeliest sequences."""
         return self.logprobs is not None or self.width > self.n
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every position of the prompt is computed for the request, so that it reads no cached prefix."""
+        return self.prompt_logprobs is not None or self.skip_reading_prefix_cache
 
     @property
     def is_greedy(self) -> bool:

@@ -222,10 +222,22 @@ class SequenceGroup:
         return len(self.sequences) > 1 or self.sequences[0].num_output_tokens > 0
 
     @property
-    def may_read_prefix_cache(self) -> bool:
-        """False while results of prompt positions, log-probabilities or hidden states, are to be sent: those positions
+    def owes_prompt_results(self) -> bool:
+        """True while results of prompt positions, log-probabilities or hidden states, are to be sent: those positions
         must be computed."""
         if self.request.pooled is not None and self.request.pooled.needs_all_tokens:
-            return False
+            return True
         wanted = self.request.params.prompt_logprobs is not None
-        return not wanted or self.num_prompt_logprobs_sent >= self.num_prompt_tokens
+        return wanted and self.num_prompt_logprobs_sent < self.num_prompt_tokens
+
+    @property
+    def may_read_prefix_cache(self) -> bool:
+        """False until prompt positions that must be computed have been."""
+        skips = self.request.params.skip_reading_prefix_cache and not self.has_output
+        return not skips and not self.owes_prompt_results
+
+    @property
+    def whole_prompt_because(self) -> str:
+        """Return why the prefix cache may not be read, where it may not."""
+        skips = self.request.params.skip_reading_prefix_cache
+        return "skip_reading_prefix_cache is set" if skips else "prompt_logprobs needs every position computed"

@@ -187,6 +187,8 @@ class Metrics:
         positions = _Family("Guesses that were right, by their place among those of their row.", {}, "position")
         ((self._accepted, _),) = self._collectors(Counter, {_PER_POSITION: positions})
         self._adapters: Gauge | None = None
+        websockets = Gauge("octavo:open_websockets", "Open WebSockets.", ["model_name"], registry=self.registry)
+        self._websockets = websockets.labels(**self._labels)
         self._adapter_info = _AdapterInfo()
         self.registry.register(self._adapter_info)
         self._num_adapted: Count[str] = Count()
@@ -227,6 +229,12 @@ class Metrics:
             else:
                 del self._num_adapted[name]
                 self._adapters.remove(*self._labels.values(), name)
+
+    @contextmanager
+    def open_websocket(self) -> Iterator[None]:
+        """Count a WebSocket as an open one inside the context."""
+        with self._websockets.track_inprogress():
+            yield
 
     def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.

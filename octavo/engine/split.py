@@ -173,7 +173,7 @@ class Split:
         return extend_chain([], token_ids, self._block_size, request.cache_key)
 
     def _pays(self, request: EngineCoreRequest, digests: Sequence[bytes], decode: Replica) -> bool:
-        if request.params.prompt_logprobs is not None or request.resumed:
+        if request.params.needs_whole_prompt or request.resumed:
             return False
         owners = takewhile(lambda number: number == decode.number, self._known.find(digests))
         num_cached = self._block_size * sum(1 for _ in owners)

@@ -126,14 +126,13 @@ class BlockManager:
             return PrefixHit(because="prefix caching is off", num_encoded_blocks=num_encoded)
         digests = extend_chain(self._table(sequence).digests, sequence.token_ids, self.block_size, key)
         if not group.may_read_prefix_cache:
-            because = "prompt_logprobs needs every position computed"
-            return find_hit(self.groups, [], [], 0, key, num_encoded)._replace(because=because)
+            return find_hit(self.groups, [], [], 0, key, num_encoded)._replace(because=group.whole_prompt_because)
         most = min(num_tokens, len(sequence.token_ids) - 1)
         return find_hit(self.groups, digests, sequence.token_ids, most, key, num_encoded)
 
     def num_cached_tokens(self, request: EngineCoreRequest) -> int:
         """Return how many leading tokens of a prompt admission would find in the cache now."""
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or request.params.needs_whole_prompt:
             return 0
         token_ids, key = request.prompt_token_ids, request.cache_key
         digests = extend_chain([], token_ids, self.block_size, key)

@@ -33,14 +33,22 @@ def listen(host: str, port: int, name: str) -> tuple[socket.socket, str]:
 
     host: where it begins with "/", a folder in which a Unix socket with this name is made. Raises ConfigError.
     """
+    if host.startswith("/"):
+        return _listen_in(host, name)
     try:
-        if host.startswith("/"):
-            return listen_privately(address := f"{host.rstrip('/')}/{name}"), address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"kv_host is {host} and kv_port {port}, where nothing can listen: {error}") from error
     return listener, f"[{host}]:{listener.getsockname()[1]}" if ":" in host else f"{host}:{listener.getsockname()[1]}"
+
+
+def _listen_in(folder: str, name: str) -> tuple[socket.socket, str]:
+    address = f"{folder.rstrip('/')}/{name}"
+    try:
+        return listen_privately(address), address
+    except OSError as error:
+        raise ConfigError(f"no socket can be made at {address}: {error}") from error
 
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:

@@ -179,7 +179,7 @@ class Preemption:
             return SwapChoice(False, "this step swaps in, and a step swaps out before it swaps in")
         if group.refork_at is not None:
             return SwapChoice(False, "it is computing its common prefix")
-        if manager.releases_unseen and not group.may_read_prefix_cache:
+        if manager.releases_unseen and group.owes_prompt_results:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
         if _may_branch(group) and self._is_past_known(group, dropped):
             return SwapChoice(False, "its states are past its last known token, which decides what follows")

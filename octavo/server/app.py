@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config.server_args import ServerArgs
+from octavo.core.absent import absent_paths
 from octavo.errors import suggestion
 from octavo.logging import escaped
 from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, own_hosts
@@ -158,8 +159,10 @@ class App:
         """Return the endpoint of a path and a method. Raises ApiError 404 or 405."""
         methods = self._methods_of(path)
         if methods is None:
+            said = absent_paths().get(path.rstrip("/"))
             nearest = suggestion(path, (endpoint.path for endpoint in ENDPOINTS))
-            message = f"there is no {method} {path}; GET / lists the endpoints{nearest}"
+            because = f": {said}" if said else f"; GET / lists the endpoints{nearest}"
+            message = f"there is no {method} {path}{because}"
             raise ApiError(404, message, code="unknown_url")
         endpoint = methods.get("GET" if method == "HEAD" else method)
         if endpoint is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -35,13 +36,15 @@ class ServerContext:
     """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
     While the model loads there is no engine: what needs it raises ApiError 503. `created` is in Unix seconds.
-    kv_readers: has a place for each reader of KV events. tracer: records the requests that have ended.
+    kv_readers: has a place for each reader of KV events. engine_ids: of the open requests to the engine. tracer:
+    records the requests that have ended.
     """
 
     args: ServerArgs
     open_requests: OpenRequests = field(init=False)
     large_responses: LargeResponses = field(default_factory=LargeResponses)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
+    engine_ids: set[str] = field(default_factory=set)
     live: LiveFeed = field(default_factory=LiveFeed)
     created: int = field(default_factory=lambda: int(time()))
     tracer: Tracer | None = None
@@ -57,6 +60,15 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.open_requests = OpenRequests(self.args.sse_keep_alive_interval)
+
+    @contextmanager
+    def open_ids(self, request_ids: Collection[str]) -> Iterator[None]:
+        """Inside, requests to the engine are open ones."""
+        self.engine_ids.update(request_ids)
+        try:
+            yield
+        finally:
+            self.engine_ids.difference_update(request_ids)
 
     def load(self, config: EngineConfig) -> EngineConfig:
         """Note which model is loaded, and return its settings."""

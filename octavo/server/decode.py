@@ -126,6 +126,15 @@ async def read_json(request: Request, kind: type[T]) -> T:
     return decode(b"".join(await read_body(request)), kind)
 
 
+async def read_optional_json(request: Request, kind: type[T]) -> T:
+    """Return the body of a request as a checked struct, one of defaults without a body. Raises as `read_json`."""
+    body = b"".join(await read_pieces(request))
+    if not body:
+        return kind()
+    check_json(request.headers.get("content-type", "").encode("latin-1"))
+    return decode(body, kind)
+
+
 async def read_pieces(request: Request) -> list[bytes]:
     """Return the pieces of the body of a request. Raises ApiError 413."""
     try:

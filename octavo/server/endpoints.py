@@ -22,6 +22,7 @@ from octavo.server.routes import (
     audio,
     chat,
     completions,
+    control,
     health,
     infill,
     kv_events,
@@ -149,7 +150,7 @@ def _command(
     path: str,
     handler: Handler,
     request: type[msgspec.Struct] | None,
-    response: type[msgspec.Struct],
+    response: type[msgspec.Struct] | None,
     right: Right = Right.OPERATE,
     query: type[msgspec.Struct] = NoQuery,
 ) -> Endpoint:
@@ -194,7 +195,22 @@ ENDPOINTS = (
     _command("/sleep", health.sleep, None, health.SleepState, query=health.SleepQuery),
     _command("/wake_up", health.wake_up, None, health.SleepState, query=health.WakeUpQuery),
     _command("/update_weights_from_disk", health.update_weights, health.UpdateWeightsRequest, health.WeightsUpdated),
-    _command("/start_profile", health.start_profile, None, health.ProfileState),
+    _command("/update_weights", health.update_from_folder, health.WeightFolderRequest, health.WeightsUpdated),
+    _command("/abort_requests", control.abort_requests, control.AbortRequest, control.RequestsAborted),
+    *(
+        _command(path, control.reset_media, None, None, Right.CACHE)
+        for path in ("/reset_mm_cache", "/reset_encoder_cache")
+    ),
+    Endpoint(
+        "GET",
+        "/get_world_size",
+        control.world_size,
+        None,
+        control.WorldSize,
+        right=Right.OBSERVE,
+        query=control.WorldQuery,
+    ),
+    _command("/start_profile", health.start_profile, health.StartProfileRequest, health.ProfileState),
     _command("/stop_profile", health.stop_profile, None, health.ProfileState),
     _command("/drain", health.drain, health.DrainRequest, health.Drained),
     Endpoint("GET", "/health", health.health, None, health.Health, is_open=True),

@@ -99,15 +99,13 @@ class EngineRequests:
             adapter = await self._context.models.adapter(self._asked.model)
             self._options = RequestOptions.of_fields(self._asked, tenant=self.caller.tenant, lora_request=adapter)
         first, self._num_sent = self._num_sent, self._num_sent + len(prompts)
+        request_ids = [f"{self.id}-{first + index}-{self._unique}" for index in range(len(prompts))]
         outputs = self._context.llm.generate_together(
-            [in_namespace_of(self.caller, prompt) for prompt in prompts],
-            params,
-            [f"{self.id}-{first + index}-{self._unique}" for index in range(len(prompts))],
-            self._options,
-            direct,
+            [in_namespace_of(self.caller, prompt) for prompt in prompts], params, request_ids, self._options, direct
         )
         async with aclosing(outputs):
             with (
+                self._context.open_ids(request_ids),
                 named_by_the_caller(field_names, lists_prompts=self._asked.lists_prompts),
                 without_details_of_others(self.caller),
             ):

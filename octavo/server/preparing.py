@@ -43,6 +43,7 @@ from octavo.server.schema.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from octavo.server.schema.tools import Tool
 from octavo.server.schema.vectors import InputRequest, VectorRequest
 
 _PROMPTS: Final = ("prompt_embeds", "messages", "input", "prompt")
@@ -218,8 +219,9 @@ class Preparer:
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
         leaves_out = self.policy.exclude_tools_when_tool_choice_none and getattr(asked, "tool_choice", None) == "none"
-        if isinstance(asked, ChatCompletionRequest) and asked.tools and not leaves_out:
-            messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
+        given: list[Tool] | None = getattr(asked, "tools", None)
+        if given and not leaves_out:
+            messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in given])
             options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
 

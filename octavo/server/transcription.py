@@ -82,6 +82,7 @@ class Transcriber:
     before: Sequence[int] = ()
     hotwords: Sequence[int] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
 
     async def segments(self) -> AsyncGenerator[list[SpeechSegment], None]:
         """Yield the segments of each window; mostly several, and none of a silent one."""
@@ -135,7 +136,9 @@ class Transcriber:
         for temperature in self.temperatures:
             params = SamplingParams(
                 temperature=temperature,
-                max_tokens=min(self.max_model_len // 2, self.max_model_len - len(prompt)),
+                max_tokens=min(
+                    self.max_model_len // 2, self.max_model_len - len(prompt), self.max_tokens or self.max_model_len
+                ),
                 logprobs=0,
                 output_kind=OutputKind.FINAL_ONLY,
                 **self.sampling,

@@ -154,6 +154,11 @@ def test_more_ranks_than_processors_are_warned_of_once(
     assert caplog.messages == ([warning] if warning else [])
 
 
+def test_ray_places_no_single_rank(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="executor is ray, but has no effect on a model of one rank"):
+        resolve(EngineArgs(executor="ray"), checkpoint(tmp_path), PLATFORM)
+
+
 def test_the_instruction_set_reference_is_the_device_reference(tmp_path: Path) -> None:
     for device in ("auto", "reference"):
         args = EngineArgs(instruction_set="reference", device=device)

@@ -159,6 +159,13 @@ def test_adapters_that_run_and_wait_are_in_the_labels_that_vllm_has() -> None:
     assert all(float(line.rpartition(" ")[2]) > 1e9 for line in lines)
 
 
+def test_open_websockets_are_counted() -> None:
+    metrics = Metrics("m")
+    with metrics.open_websocket(), metrics.open_websocket():
+        assert b'octavo:open_websockets{model_name="m"} 2.0' in metrics.render()
+    assert b'octavo:open_websockets{model_name="m"} 0.0' in metrics.render()
+
+
 def test_open_requests_of_an_adapter_are_counted_while_there_are_any() -> None:
     metrics = Metrics("m")
     assert b"adapter_requests" not in metrics.render()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from octavo.errors import ConfigError, EngineDeadError
@@ -19,9 +21,10 @@ from tests.worker.engine_config import make_config
 
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    config = make_config(make_checkpoint("llama", tmp_path / "model"), executor="ray")
+    config = with_ranks(make_config(make_checkpoint("llama", tmp_path / "model")), 2, 1)
+    config = msgspec.structs.replace(config, device=dataclasses.replace(config.device, executor="ray"))
     with pytest.raises(ConfigError, match=r"executor is ray, which is not installed; pip install 'octavo\[ray\]'"):
-        make_executor(with_ranks(config, 2, 1))
+        make_executor(config)
 
 
 @pytest.mark.filterwarnings("default")

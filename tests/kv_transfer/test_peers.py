@@ -18,10 +18,12 @@ import pytest
 from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceStatus
+from octavo.errors import ConfigError
 from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_transfer import peer_server, peer_source
 from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage, TransferDone, TransferRefused, Want
-from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
+from octavo.kv_transfer.peer_link import PeerLink, greet, listen, open_socket
+from octavo.pipes.pipe import Address, _bound
 from tests.fakes.engine import make_request, run_alone
 from tests.fakes.executor import STATE
 from tests.fakes.linked_engines import SECRET, Engine, LinkedExecutor, finish, step_until
@@ -126,6 +128,14 @@ def test_engines_of_one_machine_meet_at_a_unix_socket(tmp_path: Path) -> None:
     assert pair.decode.collected.finals["a"].num_fetched_tokens == 29
     pair.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_whose_sockets_would_have_too_long_names_is_refused_by_its_cause(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    with pytest.raises(ConfigError, match=r"no socket .*/control: its path has \d+ bytes, .* at most 107; .* TMPDIR$"):
+        listen(str(folder), 0, "control")
+    with pytest.raises(ConfigError, match=r"cannot be listened on: its path has \d+ bytes, .* TMPDIR$"):
+        _bound(Address.parse(f"unix://{folder}/pipe", None))
 
 
 def test_what_the_decode_engine_has_is_not_fetched_again(pair: Pair) -> None:

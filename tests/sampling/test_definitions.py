@@ -43,7 +43,7 @@ NOT_OF_THE_DISTRIBUTION = {
     *("temperature", "seed", "logprobs", "prompt_logprobs"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens", "detokenize", "output_kind", "truncate_prompt_tokens"),
-    *("repetition_detection", "logprob_token_ids"),
+    *("repetition_detection", "logprob_token_ids", "skip_reading_prefix_cache"),
     "structured_outputs",  # its processor needs a vocabulary: tests/structured_output/test_processor.py
 }
 

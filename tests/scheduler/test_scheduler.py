@@ -205,6 +205,14 @@ class TestPrefixCache:
         assert seen.finals["b"].num_cached_tokens == 0
         assert len(seen.prompt_logprobs["b"]) == 11
 
+    def test_a_request_that_skips_the_cache_computes_its_prompt_and_fills_it(self) -> None:
+        core = make_core(block_size=4, max_num_batched_tokens=64)
+        run(core, [make_request("first", range(12), max_tokens=1)])
+        skipping = make_request("skipping", range(16), max_tokens=1, skip_reading_prefix_cache=True)
+        assert core.scheduler.block_manager.num_cached_tokens(skipping) == 0
+        assert run(core, [skipping]).finals["skipping"].num_cached_tokens == 0
+        assert run(core, [make_request("last", range(16), max_tokens=1)]).finals["last"].num_cached_tokens == 15
+
     def test_reset_is_refused_while_requests_run(self) -> None:
         core = make_core()
         core.add_request(make_request("a", range(9), max_tokens=4))

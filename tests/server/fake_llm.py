@@ -190,6 +190,7 @@ class FakeAsyncLLM:
         self.is_busy = self.sleeps = self.profiles = False
         self.paused: tuple[str, bool] | None = None
         self.weights: str | None = None
+        self.ended: list[str] = []
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
         self.aborted.clear()
@@ -270,6 +271,9 @@ class FakeAsyncLLM:
     async def resolved(self, adapter: LoRARequest) -> LoRARequest:
         return await asyncio.to_thread(self.adapter_files.resolve, adapter)
 
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        self.ended += request_ids
+
     async def read_adapter(self, adapter: LoRARequest) -> LoRARequest:
         if self.adapter_error is not None:
             raise InvalidRequest(self.adapter_error, field="lora_path")
@@ -317,7 +321,9 @@ class FakeAsyncLLM:
         check_tags(tags)
         self.sleeps, self.paused = False, None
 
-    async def start_profile(self) -> None:
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        if "/" in (profile_prefix or ""):
+            raise InvalidRequest("profile_prefix has a slash", field="profile_prefix")
         if self.profiles:
             raise RequestFailed("a profile runs already, for /traces/a; end it with stop_profile")
         self.profiles = True

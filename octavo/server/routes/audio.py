@@ -170,7 +170,7 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
     talk = _Talk(context, request, asked)
     params = SamplingParams(
         temperature=asked.temperature or 0.0,
-        max_tokens=None,
+        max_tokens=asked.max_completion_tokens,
         logprobs=0 if asked.response_format == "verbose_json" else None,
         output_kind=OutputKind.DELTA if asked.stream else OutputKind.FINAL_ONLY,
         **asked.sampling,
@@ -294,6 +294,7 @@ def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTo
         before=written(asked.prompt),
         hotwords=written(asked.hotwords),
         sampling=asked.sampling,
+        max_tokens=asked.max_completion_tokens,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
@@ -13,12 +14,13 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
-from octavo.errors import RequestFailed
+from octavo.errors import InvalidRequest, RequestFailed
 from octavo.server.context import ServerContext
-from octavo.server.decode import RequestBody, read_json
+from octavo.server.decode import Refused, RequestBody, read_json, read_optional_json
 from octavo.server.errors import ApiError, shutting_down
 
 PauseMode = Literal["abort", "wait", "keep"]
+_WHOLE_PROFILE: Final = Refused("a profile begins at once, and lasts until POST /stop_profile", harmless=(0,))
 _MODE = "what becomes of open requests: they are aborted, those that have begun end, or all go on afterwards"
 
 
@@ -103,6 +105,30 @@ class UpdateWeightsRequest(RequestBody, kw_only=True, forbid_unknown_fields=True
     """`POST /update_weights_from_disk`: the directory, or the file, of another checkpoint of the same model."""
 
     model_path: str
+
+
+class WeightFolderRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /update_weights`: the directory of another checkpoint, as prime-rl sends it."""
+
+    weight_dir: str | None = None
+
+    update_info: Annotated[
+        Any, Refused("weights come as a checkpoint; write one, and give its directory as weight_dir")
+    ] = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest where there is no directory."""
+        super().check()
+        if self.weight_dir is None:
+            raise InvalidRequest("weight_dir is missing", field="weight_dir", code="missing_required_parameter")
+
+
+class StartProfileRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /start_profile`, whose body may be left out. profile_prefix: begins the names of the files."""
+
+    profile_prefix: str | None = None
+    delay_iterations: Annotated[Any, _WHOLE_PROFILE] = None
+    max_iterations: Annotated[Any, _WHOLE_PROFILE] = None
 
 
 class SleepState(Struct, frozen=True):
@@ -218,14 +244,26 @@ async def wake_up(context: ServerContext, request: Request) -> SleepState:
 async def update_weights(context: ServerContext, request: Request) -> WeightsUpdated:
     """Go on with the weights of another checkpoint of the same model. Raises ApiError or InvalidRequest."""
     asked = await read_json(request, UpdateWeightsRequest)
+    return await _update_weights(context, asked.model_path)
+
+
+async def update_from_folder(context: ServerContext, request: Request) -> WeightsUpdated:
+    """Go on with the weights of the checkpoint in a directory. Raises ApiError or InvalidRequest."""
+    asked = await read_json(request, WeightFolderRequest)
+    assert asked.weight_dir is not None, "it was checked"
+    return await _update_weights(context, asked.weight_dir)
+
+
+async def _update_weights(context: ServerContext, path: str) -> WeightsUpdated:
     with _refusals(context):
-        await context.llm.update_weights_from_disk(asked.model_path)
-    return WeightsUpdated(f"the weights are those of {asked.model_path}")
+        await context.llm.update_weights_from_disk(path)
+    return WeightsUpdated(f"the weights are those of {path}")
 
 
 async def start_profile(context: ServerContext, request: Request) -> ProfileState:
-    """Begin to record with torch's profiler what the engine computes. Raises ApiError."""
-    await _switch_profile(context, context.llm.start_profile)
+    """Begin to record with torch's profiler what the engine computes. Raises ApiError or InvalidRequest."""
+    asked = await read_optional_json(request, StartProfileRequest)
+    await _switch_profile(context, partial(context.llm.start_profile, asked.profile_prefix))
     return ProfileState(True)
 
 

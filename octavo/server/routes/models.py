@@ -37,11 +37,13 @@ class ModelList(Struct, kw_only=True):
 
 
 class LoadAdapterRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/load_lora_adapter`: a name, a folder, and whether it may take the place of an adapter of this name."""
+    """`POST /v1/load_lora_adapter`: a name, a folder, and whether it may take the place of an adapter of this name.
+    is_3d_lora_weight is accepted from clients of vLLM, and not read: the files show how they store experts."""
 
     lora_name: str
     lora_path: str
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
 
 class UnloadAdapterRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):

@@ -64,8 +64,9 @@ async def realtime(context: ServerContext, request: Request) -> ASGIApp:
         socket = upgrade.accept(state["request_id"], _SUBPROTOCOL)
         state["status"] = 101
         session = _Session(context, request, socket)
-        async with Repeated(socket.ping, context.open_requests.keep_alive_s):
-            await session.run()
+        with context.llm.metrics.open_websocket():
+            async with Repeated(socket.ping, context.open_requests.keep_alive_s):
+                await session.run()
 
     return converse
 

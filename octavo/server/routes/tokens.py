@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.errors import named_by_the_caller
 from octavo.server.context import ServerContext
+from octavo.server.decode import Refused
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of
 from octavo.server.keys import caller_of
@@ -18,17 +19,23 @@ from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
 
+_OFF: Final = ("false", "False", "0")
+
 
 class ResetQuery(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /reset_prefix_cache`."""
 
     reset_running_requests: Annotated[bool, Meta(description="let running requests be computed again")] = False
+    reset_external: Annotated[
+        Any, Refused("kv_disk and kv_host_size keep blocks by their tokens; remove their folder", harmless=_OFF)
+    ] = None
 
 
 class CacheReset(Struct, frozen=True):
-    """Response of `POST /reset_prefix_cache`: the cache is empty."""
+    """Response of `POST /reset_prefix_cache`: the cache is empty. success: the same in vLLM's words."""
 
     reset: bool = True
+    success: bool = True
 
 
 class PinPrefixResponse(Struct, frozen=True):

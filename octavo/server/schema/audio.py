@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, Refused, RequestBody, converted
 from octavo.server.multipart import Form
+
+_OFF: Final = (False, "false", "False")
+_ONE: Final = Refused("a sound has one text", harmless=(1, "1"))
+_LIKELIEST: Final = Refused("sounds are written down without beam search", harmless=_OFF)
 
 AudioFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -36,6 +42,15 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
 
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    """Most tokens of each window, or piece, of the sound."""
+
+    n: Annotated[Any, _ONE] = None
+    use_beam_search: Annotated[Any, _LIKELIEST] = None
+    length_penalty: Annotated[Any, _LIKELIEST] = None
+    include_stop_str_in_output: Annotated[Any, Refused("no strings end a text here", harmless=_OFF)] = None
+    watermarking: Annotated[Any, Refused("texts have no watermarks here", harmless=_OFF)] = None
+    vllm_xargs: Annotated[Any, Refused("octavo has no such extensions")] = None
     chunking_strategy: Annotated[Any, Refused("sounds are cut where a timestamp ends", harmless=("auto",))] = None
     include: Annotated[Any, Refused("segments of verbose_json have avg_logprob")] = None
 

@@ -218,6 +218,10 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
     moderation: Annotated[Any, Refused("the server has no moderation")] = None
     image: Annotated[Any, WRITES_TEXT] = None
     access_programs: Annotated[Any, _UNKNOWN] = None
+    enable_response_messages: Annotated[
+        Any, Refused("POST /tokenize returns the tokens of a conversation", harmless=(False,))
+    ] = None
+    previous_input_messages: Annotated[Any, Refused(_STORED.because, harmless=([],))] = None
     max_tokens: Annotated[Any, Refused("use max_output_tokens")] = None
     response_format: Annotated[Any, _TEXT_FORMAT] = None
 

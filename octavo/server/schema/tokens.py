@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from octavo.server.decode import RequestBody, TokenId
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, RequestBody, TokenId
 from octavo.server.schema.chat import Message
+from octavo.server.schema.tools import Tool, check_tools
+
+AS_STORED: Final = Refused("images, videos and sounds are read as the checkpoint says; leave it out", harmless=({},))
 
 
 class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +24,17 @@ class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+    mm_processor_kwargs: Annotated[Any, AS_STORED] = None
+    media_io_kwargs: Annotated[Any, AS_STORED] = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that are too long, and for tools without messages."""
+        RequestBody.check(self)
+        if self.tools and self.messages is None:
+            raise InvalidRequest("tools are for messages; send messages, or leave tools out", field="tools")
+        check_tools(self.tools, None)
 
 
 class TokenizeRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):

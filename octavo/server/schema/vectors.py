@@ -14,9 +14,10 @@ from octavo.core.prompt import Prompt
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
-from octavo.server.decode import EngineBody, Int, RequestBody, TokenId
+from octavo.server.decode import EngineBody, Int, Refused, RequestBody, TokenId
 from octavo.server.schema.chat import Message
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
+from octavo.server.schema.tokens import AS_STORED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
 _MOST: Final = 2**63 - 1
+_OF_PAIRS: Final = Refused("the template of pairs takes no values; leave it out", harmless=({},))
 
 
 BINARY: Final = ("bytes", "bytes_only")
@@ -91,6 +93,10 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     truncation_side: Literal["left", "right"] = "right"
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
+
+    padding: Annotated[Any, Refused("no prompt is padded; leave it out", harmless=("do_not_pad",))] = None
+    mm_processor_kwargs: Annotated[Any, AS_STORED] = None
+    media_io_kwargs: Annotated[Any, AS_STORED] = None
 
     def params(self) -> PoolingParams:
         """Return how vectors are made. Raises InvalidRequest."""
@@ -190,6 +196,8 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
     names: ClassVar[Mapping[str, str]] = {"dimensions": "output_dimension"}
 
     texts: Annotated[list[str], Meta(min_length=1)]
+    images: Annotated[Any, Refused("send images to /v1/embeddings, as parts of messages", harmless=([],))] = None
+    inputs: Annotated[Any, Refused("send texts; images go to /v1/embeddings, as parts of messages")] = None
     input_type: str | None = None
     embedding_types: list[Literal["float", "base64"]] | None = None
     output_dimension: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
@@ -216,27 +224,41 @@ class Document(Struct, forbid_unknown_fields=True):
     text: str
 
 
-class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /rerank`: documents by how well they go with a query. max_tokens_per_doc: leading tokens that are kept of
-    query and document together."""
+class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+    """What requests about pairs of texts have in common. max_tokens_per_query, max_tokens_per_doc: leading tokens that
+    are kept of each first and each second text; 0 keeps all."""
 
-    id_prefix = "rerank-"
     task = None
     lists_prompts = False
+
+    instruction: str | None = None
+    max_tokens_per_query: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
+    chat_template_kwargs: Annotated[Any, _OF_PAIRS] = None
+
+    def prompts_of(self, tools: InputProcessor, queries: Sequence[str], documents: Sequence[str]) -> list[Prompt]:
+        """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each
+        document."""
+        makes_vectors = tools.vectors.checked(None).task != CLASSIFY
+        first = _first_tokens(tools, queries, self.max_tokens_per_query)
+        second = _first_tokens(tools, documents, self.max_tokens_per_doc)
+        pairs = matched(first, second)
+        if makes_vectors:
+            query_of, document_of = tools.vectors.writers()
+            return [*map(query_of, first), *map(document_of, second)]
+        return [tools.pair_prompt(query, document, self.instruction) for query, document in pairs]
+
+
+class RerankRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /rerank`: documents by how well they go with a query."""
+
+    id_prefix = "rerank-"
     texts_field = "documents"
 
     query: str
     documents: Annotated[list[str | Document], Meta(min_length=1)]
     top_n: Int | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
-    instruction: str | None = None
-
-    def params(self) -> PoolingParams:
-        given = super().params()
-        return structs.replace(
-            given, truncate_prompt_tokens=given.truncate_prompt_tokens or self.max_tokens_per_doc or None
-        )
 
     def check(self) -> None:
         RequestBody.check(self)
@@ -248,18 +270,16 @@ class RerankRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return prompts_of_pairs(tools, [self.query], checked_texts("documents", self.listed), self.instruction)
+        return self.prompts_of(tools, [self.query], checked_texts("documents", self.listed))
 
 
 _SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
+class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /score`: how well texts go together: one with each of many, or each with its own."""
 
     id_prefix = "score-"
-    task = None
-    lists_prompts = False
     texts_field = "text_2"
 
     text_1: str | list[str] | None = None
@@ -269,7 +289,6 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     items: str | list[str] | None = None
     data_1: str | list[str] | None = None
     data_2: str | list[str] | None = None
-    instruction: str | None = None
 
     def check(self) -> None:
         RequestBody.check(self)
@@ -285,15 +304,15 @@ class ScoreRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         return first, second
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return prompts_of_pairs(tools, *self.sides(), self.instruction)
+        return self.prompts_of(tools, *self.sides())
 
 
-def prompts_of_pairs(
-    tools: InputProcessor, queries: Sequence[str], documents: Sequence[str], instruct: str | None
-) -> list[Prompt]:
-    """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each document."""
-    pairs = matched(queries, documents)
-    if tools.vectors.checked(None).task != CLASSIFY:
-        query_of, document_of = tools.vectors.writers()
-        return [*map(query_of, queries), *map(document_of, documents)]
-    return [tools.pair_prompt(query, document, instruct) for query, document in pairs]
+def _first_tokens(tools: InputProcessor, texts: Sequence[str], most: int | None) -> list[str]:
+    """Return texts, those of more tokens than `most` cut off behind as many; 0 and None leave all as they are."""
+    if not most:
+        return list(texts)
+    listed = [(text, tools.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    return [
+        text if len(tokens) <= most else tools.tokenizer.decode(tokens[:most], skip_special_tokens=False)
+        for text, tokens in listed
+    ]

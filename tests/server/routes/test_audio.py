@@ -146,6 +146,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "field": ({"extra_body": {"wrong": "1"}}, "wrong", "wrong is not a known field"),
     "usage": ({"extra_body": {"stream_include_usage": "true"}}, "stream_include_usage", "needs stream"),
     "target": ({"extra_body": {"to_language": "de"}}, "to_language", "ask /v1/audio/translations"),
+    "beams": ({"extra_body": {"use_beam_search": "true"}}, "use_beam_search", "without beam search"),
+    "tokens": ({"extra_body": {"max_completion_tokens": "0"}}, "max_completion_tokens", "`int` >= 1"),
     "include": ({"include": ["logprobs"]}, "include", "include is not supported"),
     "model": ({"model": "other"}, "model", "other"),
     "no sound": ({"file": ("a.wav", b"RIFF")}, "file", "no sound that can be decoded"),

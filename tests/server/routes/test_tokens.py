@@ -23,6 +23,15 @@ def test_conversation_becomes_the_ids_that_a_chat_would_see(server: Served) -> N
     assert answer["token_strs"] is None
 
 
+def test_tools_are_part_of_a_conversation_and_of_nothing_else(server: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}]
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    tokens = ask(server.url, "/tokenize", asked).json["tokens"]
+    assert '"name":"look"' in ask(server.url, "/detokenize", {"tokens": tokens}).json["prompt"]
+    assert ask(server.url, "/tokenize", {"prompt": "a", "tools": tools}).error["param"] == "tools"
+    assert ask(server.url, "/tokenize", {**asked, "media_io_kwargs": {"a": {}}}).error["param"] == "media_io_kwargs"
+
+
 def test_ids_become_text(server: Served) -> None:
     assert ask(server.url, "/detokenize", {"tokens": [0, 97, 98]}).json == {"prompt": "<s>ab"}
     assert ask(server.url, "/detokenize", {"tokens": [0, 97], "skip_special_tokens": True}).json == {"prompt": "a"}
@@ -95,13 +104,13 @@ def test_another_model_is_not_found(server: Served) -> None:
 
 
 def test_a_reset_needs_no_body_and_says_when_it_is_too_early(server: Served) -> None:
-    assert ask(server.url, "/reset_prefix_cache", method="POST").json == {"reset": True}
+    assert ask(server.url, "/reset_prefix_cache", method="POST").json == {"reset": True, "success": True}
     server.llm.is_busy = True
     answer = ask(server.url, "/reset_prefix_cache", method="POST")
     assert (answer.status, answer.error["code"]) == (409, "requests_running")
     assert "reset_running_requests" in answer.error["message"]
     path = "/reset_prefix_cache?reset_running_requests="
-    assert ask(server.url, f"{path}true", method="POST").json == {"reset": True}
+    assert ask(server.url, f"{path}true", method="POST").json == {"reset": True, "success": True}
     assert ask(server.url, f"{path}false", method="POST").status == 409
     assert ask(server.url, f"{path}now", method="POST").error["param"] == "reset_running_requests"
 

@@ -138,6 +138,10 @@ def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
         ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
         ({"texts": ["a"], "output_dimension": 257}, "output_dimension"),
         ({"texts": ["a"], "max_tokens": -5}, "max_tokens"),
+        ({"texts": ["a"], "images": ["data:"]}, "images"),
+        ({"input": "a", "padding": "max_length"}, "padding"),
+        ({"input": "a", "mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs"),
+        ({"query": "a", "documents": ["a"], "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"query": "a", "documents": ["a"], "max_tokens_per_doc": -5}, "max_tokens_per_doc"),
     ],
 )
@@ -155,6 +159,21 @@ def test_rerank_returns_the_best_first_with_documents_unless_cohere_leaves_them_
     assert len(post(scoring, path, query="abc", documents=["x", "y"], top_n=0).json["results"]) == 2
     texts = [each.get("document") for each in answer["results"]]
     assert texts == ([None, None] if path == "/v2/rerank" else [{"text": "cab"}, {"text": "ax"}])
+
+
+def test_first_tokens_of_queries_and_documents_are_kept(scoring: Served) -> None:
+    def prompts(path: str, **fields: Any) -> list[Any]:
+        scoring.llm.requests.clear()
+        assert post(scoring, path, **fields).status == 200
+        return [prompt for _, prompt, _, _ in scoring.llm.requests]
+
+    limits = {"max_tokens_per_query": 2, "max_tokens_per_doc": 1}
+    cut = prompts("/rerank", query="abc", documents=["xyz", "c"], **limits)
+    assert cut == prompts("/rerank", query="ab", documents=["x", "c"])
+    assert prompts("/score", text_1="abc", text_2=["xyz", "c"], **limits) == cut
+    assert prompts("/rerank", query="abc", documents=["x"], max_tokens_per_query=0) == prompts(
+        "/rerank", query="abc", documents=["x"]
+    )
 
 
 def test_score_pairs_one_text_with_many_or_each_with_its_own(scoring: Served) -> None:
