@@ -69,7 +69,8 @@ class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
     query_prefix, document_prefix: a token in the second place, or text. query_length, document_length: most tokens of
     either, None for as many as the model takes. expanded_length: tokens to which a query is filled up with the token
     `expansion`, by default the one for masks. is_expansion_seen: whether tokens see those. skipped: words whose vectors
-    do not count in documents.
+    do not count in documents. num_paddings, query_suffix: so many tokens for padding, and a text behind
+    them, stand at the end of a query.
     """
 
     query_prefix: str = ""
@@ -80,6 +81,8 @@ class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
     expansion: str | None = None
     is_expansion_seen: bool = False
     skipped: tuple[str, ...] = ()
+    num_paddings: int = 0
+    query_suffix: str = ""
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.late_interaction import colbert_files
-from octavo.config.pooling_config import DenseModule, PoolingConfig
+from octavo.config.pooling_config import DenseModule, LateInteraction, PoolingConfig
+from octavo.config.released_retrieval import RETRIEVAL
 from octavo.core.pooling import TOKEN_EMBED
 
 _COLBERT: Final = (
@@ -28,11 +29,21 @@ PROJECTED: Final = frozenset({*_COLBERT, _VOYAGE, _JINA_RANKING})
 """Architectures that make vectors with such layers."""
 _SIZES: Final = ("colbert_dim", "dim", "projection_dim")
 """Keys of the size of ColBERT's vectors."""
+_SIZES_OF_PAGES: Final = ("embedding_dim", "embed_dim", "dims", *_SIZES[1:], _SIZES[0])
+_UNPROJECTED: Final = ("Qwen3VLNemotronEmbedModel",)
+"""Models for retrieval whose vectors may be the last states."""
+_QUERIES: Final[Mapping[str, LateInteraction]] = {
+    "ColPaliForRetrieval": LateInteraction(query_prefix="Question: ", num_paddings=10, query_suffix="\n"),
+    "ColQwen2ForRetrieval": LateInteraction(query_prefix="Query: ", num_paddings=10, query_suffix="\n"),
+}
+"""How queries are written, as the processors of transformers write them; those of others are taken as they are."""
 
 
 def with_projection(c: Checkpoint, architecture: str, found: PoolingConfig) -> PoolingConfig:
     """Return the config with the layers that the weights have, and with what the architecture makes of them. Raises
     CheckpointError where there are none."""
+    if (outside := c.values.get(RETRIEVAL)) is not None:
+        return _retrieval(c, str(outside), found)
     if architecture in _COLBERT and found.late is None:
         size = next((c.positive(name) for name in _SIZES if c.values.get(name) is not None), 128)
         late = colbert_files(c)
@@ -46,6 +57,14 @@ def with_projection(c: Checkpoint, architecture: str, found: PoolingConfig) -> P
         own: Mapping[str, Any] = {"task": TOKEN_EMBED, "row_token_ids": _JINA_ROWS, "normalize": False}
         return replace(found, dense=(first, second), **own)
     return found
+
+
+def _retrieval(c: Checkpoint, architecture: str, found: PoolingConfig) -> PoolingConfig:
+    size = next((c.positive(name) for name in _SIZES_OF_PAGES if c.values.get(name) is not None), 128)
+    layer = stored_layer(c, ("embedding_proj_layer", "custom_text_proj"), size)
+    has_none = architecture in _UNPROJECTED and f"{layer.prefix}weight" not in c.tensors
+    late = _QUERIES.get(architecture, LateInteraction())
+    return replace(found, task=TOKEN_EMBED, late=late, dense=() if has_none else (layer,), normalize=True)
 
 
 def stored_layer(

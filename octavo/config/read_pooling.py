@@ -22,6 +22,7 @@ from octavo.config.pooling_config import (
     sees_both,
 )
 from octavo.config.projections import PROJECTED, with_projection
+from octavo.config.released_retrieval import RETRIEVAL
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
@@ -69,7 +70,7 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     stated, is_judge = _of_metadata(checkpoint)
     is_judge &= head is None and args.convert != EMBED
     has_files = stated is not None or modules is not None
-    has_files |= _architecture(checkpoint) in PROJECTED
+    has_files |= _architecture(checkpoint) in PROJECTED or RETRIEVAL in checkpoint.values
     if not (is_asked or is_encoder or head is not None or lacks_head or has_files or is_judge):
         return None
     found = _with_longest(checkpoint, _pooling(checkpoint, stated, modules, is_causal=not is_encoder))

@@ -12,6 +12,7 @@ from octavo.config.released_names import with_todays_names
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
+from octavo.config.released_retrieval import is_retrieval, retrieval_layout
 from octavo.config.section import Section
 from octavo.config.task_adapters import JINA5, jina5_layout
 
@@ -47,6 +48,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
         own = {"architectures": [first.replace("XLMRoberta", "JinaEmbeddingsV3")]} if first else {}
         return {**config, **own, "model_type": "jina_embeddings_v3", "position_embedding_type": None}
+    if is_retrieval(only):
+        return retrieval_layout(config, where)
     if only == JINA5:
         return jina5_layout(config)
     if only == _INTERN_S2:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from octavo.config.pooling_config import LateInteraction
 from octavo.core.prompt import Prompt, checked_text
 from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,13 +28,18 @@ class LatePrompts:
         self._longest = longest
         special = tokenizer.special_tokens
         self._expansion = tokenizer.token_id(config.expansion or special.get("mask_token") or special.get("eos_token"))
+        padding = tokenizer.token_id(special.get("pad_token"))
+        if config.num_paddings and padding is None:
+            raise CheckpointError("tokenizer_config.json: pad_token is missing, which queries of this model end with")
+        suffix = tokenizer.encode(config.query_suffix, False) if config.query_suffix else []
+        self._ends = [*[padding or 0] * config.num_paddings, *suffix]
         found = {tokenizer.token_id(word) for word in config.skipped}
         self._skipped = found - {None, tokenizer.token_id(special.get("unk_token"))}
 
     def query(self, text: str) -> Prompt:
         """Return a query, cut to its length in tokens and filled up. Raises InvalidRequest."""
         config = self._config
-        token_ids = self._written(text, config.query_prefix, config.query_length)
+        token_ids = [*self._written(text, config.query_prefix, config.query_length), *self._ends]
         num_added = max(0, min(config.expanded_length, self._longest) - len(token_ids))
         if self._expansion is None or not num_added:
             return Prompt(token_ids=token_ids)

@@ -9,6 +9,8 @@ from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.models.mistral_names import MISTRAL_ENCODER
 
 _ALL: Final = (
+    # of models for retrieval
+    (re.compile(r"^vlm\.(?:model\.)?"), "model."),
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
     # OpenCUA
