@@ -51,14 +51,12 @@ class TagFormat:
 
     The open mark may also have the group `is_string`, which is `true` for texts, or `type`, which is `string` for them.
 
-    is_inline: models write no line ends beside the value, one of which is read over where they do. is_exact: all white
-    space beside the value belongs to it where it is a text. is_nested: that, too, and objects and lists are tags within
-    tags; the close mark has the key as the group `end`. is_xml: a text may stand in CDATA.
+    is_exact: all white space beside the value belongs to it where it is a text. is_nested: that, too, and objects and
+    lists are tags within tags; the close mark has the key as the group `end`. is_xml: a text may stand in CDATA.
     """
 
     open: Mark
     close: Mark
-    is_inline: bool = False
     is_exact: bool = False
     is_nested: bool = False
     is_xml: bool = False
@@ -247,7 +245,7 @@ def _tag(args: Mapping[str, Any]) -> TagFormat:
     places = [place for place, piece in enumerate(pieces) if piece.group == "value"]
     if len(places) != 1 or not any(piece.group == "key" for piece in pieces[: places[0]]):
         raise ValueError("the pattern of a tag needs the groups key and value")
-    kinds = (bool(args.get(name)) for name in ("is_inline", "is_exact", "is_nested", "is_xml"))
+    kinds = (bool(args.get(name)) for name in ("is_exact", "is_nested", "is_xml"))
     return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), *kinds)
 
 

@@ -123,7 +123,7 @@ class CallGrammar:
         """Return the rule of one value between tags."""
         tag = self._calls.tag
         assert tag is not None
-        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_inline or tag.is_exact else r'"\n"'
+        line = "" if tag.open.is_spaced or tag.close.is_spaced or tag.is_exact else r'"\n"'
         close, kind = tag.end(key), schema.get("type")
         names = {"integer": "number", **{name: name for name in ("string", "number", "boolean", "null", "array")}}
         groups = {"is_string": "true" if kind == "string" else "false", "type": names.get(f"{kind}", "object")}

@@ -94,7 +94,7 @@ class _Values:
             yield from self._source.json(self._writer.piece)
         else:
             text = yield from self._source.word(_BARE, _MOST_CHARS)
-            if not text and char not in (",", "}", "]"):
+            if self._source.at == len(self._source.text):  # the text was cut
                 raise Malformed
             if is_text(schema) and text.strip() != "null":
                 yield from self._writer.piece(json.dumps(text.strip(), ensure_ascii=False))
@@ -108,7 +108,7 @@ class _Values:
             if char == ",":
                 self._source.at += 1
                 continue
-            if char == "}":
+            if char in ("", "}"):
                 raise Malformed
             yield from self._writer.piece(joint)
             joint = ", "

@@ -159,9 +159,10 @@ class Marks:
     def __init__(self, marks: Iterable[Mark]) -> None:
         self.marks = sorted(dict.fromkeys(marks), key=lambda mark: -len(mark.spelled()))
         whole = "|".join(f"({mark.full})" for mark in self.marks) or "(?!)"
-        begun = "|".join(mark.begun for mark in self.marks) or "(?!)"
+        # one that may still come goes before those that come after it, so that the cuts of a text choose none
+        either = "|".join(rf"({mark.full})|(?:{mark.begun})\Z" for mark in self.marks) or "(?!)"
         self._whole = re.compile(whole, re.DOTALL)
-        self._any = re.compile(rf"{whole}|(?:{begun})\Z", re.DOTALL)
+        self._any = re.compile(either, re.DOTALL)
 
     def search(self, text: str, at: int, is_last: bool) -> tuple[int, Found | None]:
         """Return where the first mark from `at` on begins, or may begin, and the mark where it is whole.

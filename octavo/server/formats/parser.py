@@ -57,6 +57,9 @@ class OutputParser:
         self._text = Trimmed(lambda piece: (TextDelta(piece),))
         self._is_bare = self._writer is not None and of.calls is not None and of.calls.is_bare
         self._reasons_again = of.reasoning is not None and of.reasoning.repeats
+        self._closes = of.calls.closes if of.calls is not None else ()
+        self._owes_close = False
+        """Whether a mark that both opens and closes calls, as fences of code do, closes the last ones."""
         self._reading: Generator[OutputEvent | None, None, None] = self._run(begins_in_reasoning)
 
     def feed(self, text: str, *, is_last: bool = False) -> list[OutputEvent]:
@@ -82,7 +85,10 @@ class OutputParser:
                 yield from self._text.rest()
                 return
             role = self._roles[found.mark]
-            if role == "call":
+            if self._owes_close and found.mark in self._closes:
+                self._owes_close = False
+                yield from self._text.cut()
+            elif role == "call":
                 yield from self._call(found, self._text)
             elif role == "reasoning" and (self._reasons_again or not self._text.has_begun):
                 yield from self._reasoning()
@@ -140,4 +146,5 @@ class OutputParser:
                 yield event
         except Malformed:
             yield from (text if is_first else self._text)(self._source.kept())
+        self._owes_close = found is not None and not is_first
         return not is_first

@@ -121,9 +121,9 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
         joint = ", "
         if not (yield from _read_tag(source, form.tag, writer, tag, writer.schema(name, key))):
             break
-    else:
-        is_cut = tag is None
-        if tag is not None and tag.mark in form.opens:
+    if tag is not None and tag.mark != form.tag.open:
+        is_cut = False
+        if tag.mark in form.opens:
             source.at -= tag.end - tag.start
         yield from writer.piece("{}" if joint == "{" else "}")
     yield writer.end(is_cut=is_cut)

@@ -192,6 +192,7 @@ def test_a_lone_end_mark_before_an_answer_without_reasoning_is_left_out() -> Non
         ("deepseek_v4", '<D|invoke name="f"><D|parameter name="d" string="true">V</D|parameter></D|invoke>', "a\n"),
         ("hy_v3", "<tool_call>f<tool_sep><arg_key>d</arg_key><arg_value>V</arg_value></tool_call>", "\ta\n"),
         ("mimo", "<tool_call>\n<function=f>\n<parameter=d>V</parameter>\n</function>\n</tool_call>", "\na\n"),
+        ("seed_oss", "<seed:tool_call><function=f><parameter=d>V</parameter></function></seed:tool_call>", "\na\n\n"),
         ("kimi_k3", OPEN + CLOSE, "\n\na "),
         ("minicpm5", '<function name="f"><param name="d"><![CDATA[V]]></param></function>', " &lt;a> "),
         ("gemma4", '<|tool_call>call:f{d:<|"|>V<|"|>}<tool_call|>', '\n{"a": [1,} '),
@@ -205,8 +206,6 @@ def test_white_space_of_a_text_is_a_part_of_it_where_models_write_none_beside_it
         for pieces in cuttings(text, 6):
             [call] = read(form(name), pieces, tools=tools).calls
             assert json.loads(call.arguments) == {"d": value}
-    [call] = read(form("seed_oss"), ["<seed:tool_call><function=f><parameter=d>\n\na\n</parameter>"], tools=TOOLS).calls
-    assert call.arguments.startswith('{"d": "\\na"')
 
 
 def test_a_model_says_whether_a_value_is_a_text_where_the_schema_does_not() -> None:
@@ -218,18 +217,16 @@ def test_a_model_says_whether_a_value_is_a_text_where_the_schema_does_not() -> N
         ("deepseek_v32", 'string="true"', 'string="false"'),
         ("kimi_k3", 'type="string"', 'type="number"'),
     ):
-        parts = OPEN + CLOSE if name == "kimi_k3" else '<D|invoke name="f"><D|parameter name="d" T>V</D|parameter>'
-        text = parts.replace("D|", "｜DSML｜").replace("V", "5")
+        dsml = '<D|invoke name="f"><D|parameter name="d" T>V</D|parameter></D|invoke>'
+        text = (OPEN + CLOSE if name == "kimi_k3" else dsml).replace("D|", "｜DSML｜").replace("V", "5")
         marked, plain = (text.replace("T", kind).replace('type="string"', kind) for kind in (yes, no))
         for schema in ({}, {"type": ["string", "integer"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}):
             assert (value(name, marked, schema), value(name, plain, schema)) == ("5", 5)
         assert value(name, marked, {"type": "integer"}) == 5
         assert value(name, plain, {"type": "string"}) == "5"
-    assert value("glm", "<tool_call>f<arg_key>d</arg_key><arg_value>5</arg_value>", {"type": ["string", "null"]}) == "5"
-    assert (
-        value("glm", "<tool_call>f<arg_key>d</arg_key><arg_value>null</arg_value>", {"type": ["string", "null"]})
-        is None
-    )
+    for text, wanted in (("5", "5"), ("null", None)):
+        call = f"<tool_call>f<arg_key>d</arg_key><arg_value>{text}</arg_value></tool_call>"
+        assert value("glm", call, {"type": ["string", "null"]}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -259,6 +256,32 @@ def test_text_that_only_looks_like_a_bare_call_stays_text(name: str) -> None:
     for text in ('{"name": "Bob", "age": 3}', " [1, 2]", '{"name": "Bob", "parameters": {}}', "[x(1)]", "[", "{a"):
         for pieces in cuttings(text, 2):
             assert read(form(name), pieces, tools=TOOLS) == ReadOutput(text, None, [])
+
+
+def test_calls_in_a_fence_of_code_are_read_and_other_fences_stay() -> None:
+    call = '[{"name": "f", "arguments": {}}]'
+    for text, left, count in (
+        (f"I call:\n```json\n{call}\n```\nThen:\n```py\nx\n```", "I call:\nThen:\n```py\nx\n```", 1),
+        (f"{call}\n\nThen ```a``` b", "Then ```a``` b", 1),
+        ("Use:\n```json\n[1, 2]\n```\nbye", "Use:\n```json\n[1, 2]\n```\nbye", 0),
+        ('```\n[{"name": "x", "arguments": {}}]\n```', '```\n[{"name": "x", "arguments": {}}]\n```', 0),
+    ):
+        for pieces in cuttings(text, 6):
+            found = read(form("xlam"), pieces, tools=TOOLS)
+            assert (found.text, len(found.calls)) == (left, count)
+
+
+@pytest.mark.parametrize("name", [name for name, each in templates().items() if "tool_calls" in each.fields])
+def test_arguments_of_a_call_that_is_cut_are_not_closed(name: str) -> None:
+    text = TEXTS[name]
+    whole = read(form(name), [text], tools=TOOLS).calls
+    for end in range(0, len(text), 7):
+        parser = OutputParser(form(name), TOOLS)
+        calls = output_of(parser, [text[:end]]).calls
+        assert [each.name for each in calls] == [each.name for each in whole[: len(calls)]]
+        if calls and not parser.has_called:
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(calls[-1].arguments)
 
 
 def test_channels_of_gpt_oss_become_reasoning_and_text() -> None:

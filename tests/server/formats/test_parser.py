@@ -10,6 +10,7 @@ import pytest
 
 from octavo.server.formats.events import ReadCall, ReadOutput, ToolCallEnd, joined
 from octavo.server.formats.format import Format, format_of, templates
+from octavo.server.formats.marks import Mark, Marks
 from octavo.server.formats.parser import OutputParser
 
 CHATML = format_of('<tool_call> "arguments" </think>')
@@ -85,6 +86,16 @@ def test_a_call_of_a_known_tool_ends_reasoning_that_has_no_end(name: str, begin:
     for pieces in cuttings(f"<think>{thought}\n{begin}\n{call}</think>\nDone."):
         found = read(form, pieces, {"g": {}})
         assert found == ReadOutput("Done.", f"{thought}\n{begin}\n{call}", [])
+
+
+def test_the_longer_of_two_marks_at_one_place_is_found_however_the_text_is_cut() -> None:
+    marks = Marks(map(Mark.of, ("```", "```json")))
+    for text, end in (("```json", 7), ("```js", 3)):
+        assert [marks.search(text[:cut], 0, False)[1] for cut in range(1, min(len(text), end + 1))] == [None] * min(
+            len(text) - 1, end
+        )
+        start, found = marks.search(f"{text} ", 0, False)
+        assert (start, found and found.end) == (0, end)
 
 
 def test_channels_that_come_again_are_not_ended_by_calls() -> None:
