@@ -130,9 +130,9 @@ class Field(CallLayout, frozen=True, kw_only=True):
     """A field of a response template, as Hugging Face has it, besides the layout of calls, which grammars need."""
 
     open: str | list[str] = []
-    open_pattern: str | None = None
+    open_pattern: str | list[str] | None = None
     close: str | list[str] = []
-    close_pattern: str | None = None
+    close_pattern: str | list[str] | None = None
     repeats: bool = False
     content: str = "text"
     content_args: dict[str, Any] = {}
@@ -145,7 +145,8 @@ class Field(CallLayout, frozen=True, kw_only=True):
         """Return the marks of one side. Raises ValueError for those that are not supported."""
         pattern = getattr(self, f"{side}_pattern")
         if pattern is not None:
-            return (Mark.of_pieces(pieces_of(pattern)),)
+            patterns = [pattern] if isinstance(pattern, str) else pattern
+            return tuple(Mark.of_pieces(pieces_of(each)) for each in patterns)
         literals = getattr(self, side)
         return tuple(map(Mark.of, [literals] if isinstance(literals, str) else literals))
 

@@ -41,7 +41,7 @@ class CallGrammar:
         self._cut = re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
         # the text before the name is no part of the grammar: that begins behind it
         is_free = not (asked.must_call or calls.is_bare)
-        self._trigger = (calls.begin or calls.opens[0].pieces[0].literal) if is_free else ""
+        self._trigger = (calls.begin.strip() or calls.opens[0].pieces[0].literal) if is_free else ""
         self._options: Mapping[str, Any] = _STRICT
         self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
 
@@ -67,7 +67,7 @@ class CallGrammar:
             leads = " ".join(f"({self.spelled(lead)})?" for lead in calls.leads)
             start = f"SPACE {then} {leads} {self.spelled(calls.begin)} {body} {self.spelled(calls.end)}"
         elif trigger:
-            start = f"{body} {self.spelled(calls.end)}"
+            start = f"{'SPACE' if calls.begin else ''} {body} {self.spelled(calls.end)}"
         else:
             start = rf"{body} | /([^\[{{ \n](.|\n)*)?/"
         text = "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"

@@ -258,6 +258,21 @@ def test_text_that_only_looks_like_a_bare_call_stays_text(name: str) -> None:
             assert read(form(name), pieces, tools=TOOLS) == ReadOutput(text, None, [])
 
 
+@pytest.mark.parametrize(("name", "mark"), [("qwen3_coder", "tool_call"), ("seed_oss", "seed:tool_call")])
+def test_calls_without_the_outer_mark_and_several_within_it_are_read(name: str, mark: str) -> None:
+    call = "<function=f>\n<parameter=d>x</parameter>\n</function>"
+    wanted = [ReadCall("", "f", '{"d": "x"}')]
+    for text, count in (
+        (f"{call}", 1),
+        (f"{call}\n{call}", 2),
+        (f"<{mark}>\n{call}", 1),
+        (f"<{mark}>\n{call}\n{call}\n</{mark}>", 2),
+        (f"{call}\n</{mark}>", 1),
+    ):
+        for pieces in cuttings(f"So: {text}", 4):
+            assert read(form(name), pieces, tools=TOOLS) == ReadOutput("So:", None, wanted * count)
+
+
 def test_calls_in_a_fence_of_code_are_read_and_other_fences_stay() -> None:
     call = '[{"name": "f", "arguments": {}}]'
     for text, left, count in (
