@@ -133,7 +133,7 @@ def test_a_call_counts_when_the_text_does_not_end_within_it(name: str, text: str
         parser = OutputParser(form, {"f": {}})
         events = parser.feed(text[:end], is_last=True)
         ends = [event.is_cut for event in events if isinstance(event, ToolCallEnd)]
-        # behind the first of these marks an end is a call without arguments; the outer mark behind the second may be left out
+        # behind the first of these marks an end is a call without arguments; the second needs no mark behind it
         is_whole = end == len(text) or text[:end].endswith("<｜tool▁sep｜>") or "</function>" in text[:end]
         assert parser.has_called == is_whole, text[:end]
         assert ends in ([], [not is_whole])
