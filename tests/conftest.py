@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -67,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # what lives until the interpreter ends is released there, compiled objects with it; pytest searches before that
+    atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -89,11 +92,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
         gc.freeze()
         _num_modules, _file = len(sys.modules), item.path
-
-
-def pytest_unconfigure() -> None:
-    """What lives until the interpreter ends is released there, compiled objects with it."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
