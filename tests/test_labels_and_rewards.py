@@ -12,11 +12,11 @@ import torch
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.read_pooling import pooling_config
-from octavo.errors import UnsupportedModel
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors
 from tests.fakes.rank_threads import llm_of_ranks
-from tests.fakes.vector_models import save
+from tests.fakes.vector_models import save, write_tokenizer
 from tests.models.test_encoders import TEXTS, hidden_of
 
 QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
@@ -91,3 +91,29 @@ def test_layers_that_hide_tokens_behind_are_refused_where_tokens_see_both_sides(
     edit_config(tmp_path, is_causal=False)
     with pytest.raises(UnsupportedModel, match="tokens see those behind them, which is not implemented"):
         LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "own", "written"),
+    [
+        (["no", "yes"], {"is_original_qwen3_reranker": True}, True),
+        (["w3", "w4"], {"method": "from_2_way_softmax"}, False),
+        (["w3"], {"method": "no_post_processing"}, False),
+    ],
+)
+def test_a_model_may_judge_by_the_tokens_that_overrides_name(
+    tmp_path: Path, names: list[str], own: dict[str, Any], written: bool
+) -> None:
+    model = save(tmp_path, "Qwen3ForCausalLM", **QWEN, tie_word_embeddings=False)
+    write_tokenizer(tmp_path, ends=False, words=("yes", "no"))
+    overrides = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": names, **own}
+    with LLM(str(tmp_path), hf_overrides=overrides) as llm:
+        (output,) = llm.score("w7", "w8")
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0, -1]
+        ids = [llm.get_tokenizer().token_id(name) for name in names]
+        want = logits[ids[-1]] - (logits[ids[0]] if len(ids) == 2 else 0.0)
+        assert output.outputs.score == pytest.approx(torch.sigmoid(want).item(), rel=1e-5)
+        assert (output.prompt_token_ids == [11, 12]) is not written
+    with pytest.raises(CheckpointError, match="classifier_from_token .* expected one token of the tokenizer, or one"):
+        LLM(str(tmp_path), hf_overrides=overrides | {"classifier_from_token": ["absent"], "method": None})

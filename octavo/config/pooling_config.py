@@ -94,6 +94,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: of scores, "sigmoid", "softmax" or "identity". step_token_id: of a model that judges steps, the token
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
+    has_template: whether pairs are written for them as Qwen3-Reranker's where no chat template does.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
     vector. late: of a late-interaction model, whose task is "token_embed". row_token_ids: the tokens whose
     vectors are returned alone, those of the first id before those of the next; () for all. token_heads: of a model that
@@ -112,6 +113,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "identity"
     step_token_id: int | None = None
     token_ids: tuple[int, ...] = ()
+    has_template: bool = True
     prompts: dict[str, str] = {}
     default_prompt: str = ""
     max_tokens: int | None = None

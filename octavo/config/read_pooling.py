@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from octavo.errors import CheckpointError, ConfigError
 from octavo.gguf.encoders import dense_layers
 from octavo.gguf.tokenizer import token_id
 
+_JUDGES: Final = "classifier_from_token"
+"""vLLM's key for the tokens of a model that judges by its next token."""
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ForSequenceClassification": {"task": CLASSIFY},
@@ -68,6 +70,7 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
     is_asked = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY)
     lacks_head = re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None  # for tokens
     stated, is_judge = _of_metadata(checkpoint)
+    is_judge |= checkpoint.values.get(_JUDGES) is not None
     is_judge &= head is None and args.convert != EMBED
     has_files = stated is not None or modules is not None
     has_files |= _architecture(checkpoint) in PROJECTED or RETRIEVAL in checkpoint.values
@@ -130,13 +133,16 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
 
 def _judge(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     """Return the config of a model whose scores are made of the logits of tokens."""
-    token_ids, vocab_size = found.token_ids or _yes_and_no(c), c.positive("vocab_size")
+    named = None if found.token_ids else _named_tokens(c)
+    token_ids, vocab_size = found.token_ids or named or _yes_and_no(c), c.positive("vocab_size")
     if not all(0 <= each < vocab_size for each in token_ids):
         raise CheckpointError(
             f"{c.path}: scores are made of the logits of the tokens {token_ids}, expected tokens from 0 to "
             f"{vocab_size - 1:,}"
         )
-    return _classifier(c, msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids))
+    is_written = not named or c.bool("is_original_qwen3_reranker", False)
+    found = msgspec.structs.replace(found, task=CLASSIFY, token_ids=token_ids, has_template=is_written)
+    return _classifier(c, found)
 
 
 def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
@@ -207,16 +213,36 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     return msgspec.structs.replace(found, labels=labels, activation=activation)
 
 
+def _named_tokens(c: Checkpoint) -> tuple[int, ...]:
+    """Return the tokens that `classifier_from_token` names in the order of `token_ids`: it has one, or those for false
+    and true. () where it is absent. Raises CheckpointError."""
+    names = c.values.get(_JUDGES)
+    if names is None:
+        return ()
+    is_pair = isinstance(names, list) and len(names) == 2
+    method = "from_2_way_softmax" if is_pair else "no_post_processing"
+    c.expect("method", method, default=method)
+    words = _vocabulary(c, names) if isinstance(names, list) and all(isinstance(each, str) for each in names) else {}
+    if not words or len(names) > 2 or any(name not in words for name in names):
+        raise c.error(_JUDGES, "one token of the tokenizer, or one for false and one for true")
+    return tuple(words[name] for name in reversed(names))
+
+
+def _vocabulary(c: Checkpoint, wanted: Sequence[str]) -> Mapping[str, Any]:
+    """Return the ids of tokens by their texts, of those wanted at least where the tokenizer has them."""
+    if c.gguf is not None:
+        ids = {word: token_id(c.gguf, word) for word in wanted}
+        return {word: number for word, number in ids.items() if number is not None}
+    if not (file := c.path / "tokenizer.json").is_file():
+        return {}
+    model = read_json_object(file).get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    return vocabulary if isinstance(vocabulary, Mapping) else {}
+
+
 def _yes_and_no(c: Checkpoint) -> tuple[int, ...]:
     """Return the tokens of a model that is asked for yes or no, as Qwen3-Reranker is. Raises ConfigError."""
-    words: Mapping[str, Any] = {}
-    if c.gguf is not None:
-        ids = {word: token_id(c.gguf, word) for word in ("yes", "no")}
-        words = {word: number for word, number in ids.items() if number is not None}
-    elif (file := c.path / "tokenizer.json").is_file():
-        model = read_json_object(file).get("model")
-        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-        words = vocabulary if isinstance(vocabulary, Mapping) else {}
+    words = _vocabulary(c, ("yes", "no"))
     if not {"yes", "no"} <= words.keys() or c.values.get("model_type") in ENCODERS:
         raise ConfigError(
             f"convert is classify, but {c.architecture} has no scores of labels, and its tokenizer no words yes and no "

@@ -31,6 +31,7 @@ _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
 _NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
 """Architectures of Nemotron Nano that read images, whose text models are in `llm_config`."""
+_LABELS: Final = "ForSequenceClassification"
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
 
@@ -48,6 +49,9 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
         own = {"architectures": [first.replace("XLMRoberta", "JinaEmbeddingsV3")]} if first else {}
         return {**config, **own, "model_type": "jina_embeddings_v3", "position_embedding_type": None}
+    if first.endswith(_LABELS) and config.get("classifier_from_token") is not None:
+        ending = "ForConditionalGeneration" if "vision_config" in config else "ForCausalLM"
+        return in_todays_layout({**config, "architectures": [first.removesuffix(_LABELS) + ending]}, where)
     if is_retrieval(only):
         return retrieval_layout(config, where)
     if only == JINA5:

@@ -200,13 +200,13 @@ def pair_of(
     for name, text in (("query", query), ("document", document)):
         if not isinstance(text, str):
             raise InvalidRequest(f"{name} is {type(text).__name__}, expected text", field=name)
-    judges = bool(vectors.checked(CLASSIFY).token_ids)
+    config = vectors.checked(CLASSIFY)
     if template is not None and all(_names_role(template, role) for role in ("query", "document")):
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         if instruct is not None:
             messages.insert(0, {"role": "system", "content": instruct})
         return Prompt(text=template.render(messages), add_special_tokens=False)
-    if not judges:
+    if not config.token_ids or not config.has_template:
         return Prompt(text=query, second=document)
     text = _RERANKER.format(instruct=instruct or _INSTRUCT, query=query, document=document)
     return Prompt(text=text, add_special_tokens=False)
