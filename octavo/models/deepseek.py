@@ -1,4 +1,4 @@
-"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7, Mistral Small 4, openPangu and others."""
+"""Families with attention over latents: A.X K1, DeepSeek, Kimi K2, GLM-4.7, Mistral Large 3, openPangu and others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedLayer, SandwichLayer, SparseMLP, stream_norm
 from octavo.models.fields import EPS, TIED, Read, chosen, eps, fields
 from octavo.models.latent import LatentConfig, LatentDecoder
+from octavo.models.mistral_names import native_name
 from octavo.models.ropes import with_query_growth
 from octavo.models.sparse import (
     Mixture,
@@ -111,7 +112,7 @@ class Glm4MoeLiteForCausalLM(LatentDecoder):
 
 
 class Mistral4ForCausalLM(LatentDecoder):
-    """Mistral Small 4: experts are chosen by softmax, and queries grow with their positions as in Ministral 3.
+    """Mistral Large 3 and Small 4: experts are chosen by softmax, and queries grow with positions as in Ministral 3.
 
     Source: Mistral AI's releases.
     """
@@ -126,6 +127,12 @@ class Mistral4ForCausalLM(LatentDecoder):
         if config.latent_heads.plain % 2:
             raise c.error("qk_nope_head_dim", "an even number, whose pairs grow with the position")
         return replace(config, rope=with_query_growth(c, config.rope))
+
+    def own_name(self, name: str) -> str:
+        return native_name(super().own_name(name))
+
+
+MistralLarge3ForCausalLM = Mistral4ForCausalLM
 
 
 class YoutuForCausalLM(LatentDecoder):

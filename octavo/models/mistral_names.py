@@ -22,6 +22,8 @@ _TEXT: Final = tuple(
         (r"^(layers\..*)\.wq\.", r"\1.q_proj."),
         (r"^(layers\.\d+\.self_attn)\.w([kv])\.", r"\1.\2_proj."),
         (r"^(layers\..*)\.wo\.", r"\1.o_proj."),
+        (r"^(layers\..*)\.wq_([ab])\.", r"\1.q_\2_proj."),
+        (r"^(layers\..*)\.q_a_norm\.", r"\1.q_a_layernorm."),
         (r"^(layers\..*)\.wkv_a_with_mqa\.", r"\1.kv_a_proj_with_mqa."),
         (r"^(layers\..*)\.wkv_b\.", r"\1.kv_b_proj."),
         (r"^(layers\..*)\.kv_a_norm\.", r"\1.kv_a_layernorm."),

@@ -89,8 +89,8 @@ _FILES: Final = {
     ),
     "deci": ("DeciLM",),
     "deepseek": (
-        *("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "PanguUltraMoE", "SarvamMLA"),
-        "Youtu",
+        *("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "MistralLarge3"),
+        *("PanguUltraMoE", "SarvamMLA", "Youtu"),
     ),
     "deepseek_sparse": ("AXK2", "DeepseekV32", "GlmMoeDsa", "HYV4"),
     "deepseek_v4": ("DeepseekV4",),

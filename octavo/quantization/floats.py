@@ -42,11 +42,12 @@ NVFP4: Final = CodeSpec(4, 16, "none", torch.float32, is_float=True)
 class Fp8(StoredFormat):
     """`weight` in F8_E4M3 with `weight_scale_inv` of blocks, or `weight_scale` of channels or the tensor.
 
-    DeepSeek-V4 calls them `scale`, and has experts whose weights are codes of MXFP4, two in a byte.
+    In Mistral's own layout they are `qscale_weight`. DeepSeek-V4 calls them `scale`, and has experts whose weights are
+    codes of MXFP4, two in a byte.
     """
 
     name = "fp8"
-    suffixes = (".weight_scale_inv", ".weight_scale", ".scale")
+    suffixes = (".weight_scale_inv", ".weight_scale", ".qscale_weight", ".scale")
 
     def __init__(self, section: Section) -> None:
         """Raise CheckpointError or UnsupportedModel for a config that is not understood."""
@@ -57,7 +58,9 @@ class Fp8(StoredFormat):
         return None
 
     def open(self, name: str, parts: Parts) -> StoredWeight:
-        suffix = next((each for each in (".weight_scale", ".scale") if each in parts), ".weight_scale_inv")
+        suffix = next(
+            (each for each in (".weight_scale", ".qscale_weight", ".scale") if each in parts), ".weight_scale_inv"
+        )
         if suffix == ".scale" and ".weight" in parts and parts[".weight"].dtype in _BYTES:
             return _mxfp4(name, parts, (".weight", *_BYTES), (".scale", "F8_E8M0", "U8"))
         return fp8_weight(name, parts, suffix, self._block)

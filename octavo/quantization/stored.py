@@ -224,7 +224,7 @@ def digest(order: Tensor) -> str:
 
 OF_ACTIVATIONS: Final = (
     *(".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale"),
-    *(".prob_output_scale", ".activation_scale", ".act_scales"),
+    *(".prob_output_scale", ".activation_scale", ".act_scales", ".qscale_act"),
 )
 """Tensors that scale activations or caches for all tokens alike, which octavo does for each token."""
 SCALES: Final = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
