@@ -10,12 +10,12 @@ from typing import Final
 from octavo.config.section import Section
 
 _SIZE: Final = re.compile(
-    r"(?!.*ngram)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depth|d_model|mlp_ratio|tokens_per_second"
+    r"(?!.*ngram|dropout)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depth|d_model|mlp_ratio|tokens_per_second"
 )
 _EQUAL: Final = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 _WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
 _HEADS: Final = ("num_attention_heads", "num_heads", "encoder_attention_heads")
-_SHARES: Final = ("dropout", "dropout_prob", "dropout_rate", "layerdrop", "drop_path_rate")
+_SHARES: Final = ("dropout", "dropout_positions", "dropout_prob", "dropout_rate", "layerdrop", "drop_path_rate")
 _SIDES: Final = ("image_size", "patch_size")
 _LENGTHS: Final = ("image_size", "window_size", "max_source_positions")
 _LONGEST: Final = 1 << 16

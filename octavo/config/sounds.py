@@ -15,8 +15,8 @@ _SETTINGS: Final = ("preprocessor_config.json", "processor_config.json")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AudioFlamingo3", "Gemma3n", "Gemma4", "Gemma4Unified", "GlmAsr", *_GRANITE, "Qwen2Audio", "Qwen2_5Omni"),
-        *("Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
+        *("AudioFlamingo3", "Gemma3n", "Gemma4", "Gemma4Unified", "GlmAsr", *_GRANITE, "MusicFlamingo", "Qwen2Audio"),
+        *("Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
 ) | {*PHI4_SOUNDS}
 """Architectures whose sounds are read, with transformers."""

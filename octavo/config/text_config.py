@@ -69,6 +69,14 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         each: {"rope_theta": 1_000_000.0} for each in ("lfm2", "lfm2_moe", "minimax", "mixtral", "phimoe", "solar_open")
     },
     "bailing_hybrid": {"rope_theta": 6_000_000.0},
+    "cohere_asr": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 1024,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "vocab_size": 16_384,
+    },
     "cwm": {"rope_theta": 1_000_000.0},
     "exaone": {"num_key_value_heads": 8, "rope_theta": 500_000.0},
     "granite_swa": {"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
@@ -150,6 +158,10 @@ _TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_sp
 """Types of models whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Types of models whose whole config alone says whether they are: the default of the text model's config is wrong."""
+_OF_SOUNDS: Final = {
+    "musicflamingo": ("head_dim", "max_position_embeddings", "partial_rotary_factor", "rope_parameters"),
+}
+"""By `model_type`: keys beside `text_config` that are about the rotations of sounds."""
 _STRETCHED: Final = frozenset(
     {
         *("apertus", "apertus1p5", "apertus1p5_text", "cwm", "gpt_oss", "lfm3", "ministral3", "mistral4"),
@@ -186,6 +198,8 @@ def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     `where` is the file for messages. Raises CheckpointError where `text_config` is no object.
     """
     text = Section(config, where).part(TEXT_CONFIG).values
+    own = _OF_SOUNDS.get(str(config.get("model_type")), ())
+    config = {name: value for name, value in config.items() if name not in own}
     of_whole = {name for name in OF_THE_WHOLE if config.get(name) is not None}
     values = {**config, **{name: value for name, value in text.items() if value is not None and name not in of_whole}}
     around, model_type = (str(each.get("model_type")) for each in (config, values))

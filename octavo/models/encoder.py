@@ -14,6 +14,7 @@ from torch import nn
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
+from octavo.config.listeners import LISTENERS
 from octavo.config.section import COUNTS
 from octavo.config.sounds import READ_SOUND
 from octavo.core.light_torch import import_meta_registrations
@@ -81,7 +82,7 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
 
 def _install(checkpoint: Checkpoint) -> str:
     """Return the command that installs what the encoders of a checkpoint need, with readers of their files."""
-    readers = {"audio": READ_SOUND | {"WhisperForConditionalGeneration"}, "images": READ_IMAGES}
+    readers = {"audio": READ_SOUND | LISTENERS.keys() | {"WhisperForConditionalGeneration"}, "images": READ_IMAGES}
     extras = [name for name, readable in readers.items() if checkpoint.architecture in readable]
     return f"pip install 'octavo[{','.join(extras) or 'transformers'}]'"
 
@@ -105,6 +106,20 @@ def library_module(make: Callable[[Any], nn.Module], library: Any) -> nn.Module:
             f"config.json: {keys and f'{keys}: '}transformers {library_version()} cannot make the encoder that it "
             f"describes ({one_line(error)}); download config.json again"
         ) from error
+
+
+def in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes the same in one thread of torch, whatever others use."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return forward(*arguments, **named)
+        finally:
+            torch.set_num_threads(num_threads)
+
+    return call
 
 
 @contextmanager

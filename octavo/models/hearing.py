@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.encoder import in_one_thread
 from octavo.models.vision import ImageReader
 
 _OF_PRODUCTS: Final = (
@@ -48,7 +50,7 @@ class SoundReader(ImageReader):
         super().__init__(c, mesh, *arguments, **named)
         for module in self.encoder.modules() if self.is_first else ():
             if type(module).__name__ in _OF_PRODUCTS:
-                module.forward = _in_one_thread(module.forward)
+                module.forward = in_one_thread(module.forward)
 
     def own_name(self, name: str) -> str:
         name = super().own_name(name.removeprefix("thinker."))
@@ -67,7 +69,10 @@ class SoundReader(ImageReader):
         dtype = next(encoder.parameters()).dtype
         features = arrays["input_features"].to(dtype)
         if num_frames is None:
-            given = {name: each[None] for name, each in {**arrays, "input_features": features}.items()}
+            given: dict[str, Any] = {name: each[None] for name, each in {**arrays, "input_features": features}.items()}
+            if "window" in given:  # which is counted from the tokens of a whole prompt there
+                encoder._build_audio_timestamps = partial(_times, encoder.config, int(given.pop("window")))
+                given["input_ids"] = None
             found = encoder.get_audio_features(**given)
             heard: Tensor = found.pooler_output
             heard = heard.reshape(-1, heard.shape[-1])
@@ -82,16 +87,11 @@ class SoundReader(ImageReader):
         return encoder.multi_modal_projector(states)[0, :num_vectors]
 
 
-def _in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return forward(*arguments, **named)
-        finally:
-            torch.set_num_threads(num_threads)
-
-    return call
+def _times(config: Any, window: int, token_ids: None, lengths: Tensor, size: int) -> Tensor:
+    """Return the seconds at which the vectors of a window begin in its sound, [1, size]."""
+    step = config.audio_frame_step * 4
+    offsets = torch.arange(size, device=lengths.device, dtype=torch.float32) * step
+    return torch.tensor([[window]], device=lengths.device) * size * step + offsets
 
 
 class BothReader(SoundReader):

@@ -143,13 +143,14 @@ _FILES: Final = {
     "slopes": ("Bloom", "MPT", "Mpt"),
     "solar": ("Solar",),
     "step": ("Step3Text", "Step3p5"),
-    "whisper": ("Whisper",),
+    "whisper": ("CohereAsr", "Moonshine", "Whisper"),
     "zamba2": ("Zamba2",),
 }
 """The families of each file, which has a class `<family>ForCausalLM`, unless `_OTHER_NAMES` has another name."""
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "Apertus1p5": "Apertus1p5ForConditionalGeneration",
+    "CohereAsr": "CohereAsrForConditionalGeneration",
     "EmbeddingGemma2": "EmbeddingGemma2Model",
     "Glm5Next": "Glm5NextForConditionalGeneration",
     "GPT2": "GPT2LMHeadModel",
@@ -157,6 +158,7 @@ _OTHER_NAMES: Final = {
     "MiniMaxM3Sparse": "MiniMaxM3SparseForConditionalGeneration",
     "MistralLarge4": "MistralLarge4ForConditionalGeneration",
     "Mllama": "MllamaForConditionalGeneration",
+    "Moonshine": "MoonshineForConditionalGeneration",
     "OpenAIPrivacyFilter": "OpenAIPrivacyFilterModel",
     "Whisper": "WhisperForConditionalGeneration",
 }

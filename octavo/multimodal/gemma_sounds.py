@@ -98,6 +98,13 @@ def gemma4_around(config: Section, encode: Callable[[str], list[int]]) -> Around
     return Around([config.positive("boa_token_id")], behind=[config.positive(end)])
 
 
+def flamingo_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
+    """Return the tokens that begin and end a sound of Music Flamingo. Raises CheckpointError."""
+    return Around(
+        [config.positive("audio_bos_token_id", 151_670)], behind=[config.positive("audio_eos_token_id", 151_671)]
+    )
+
+
 def filled_up(settings: UsmMel, section: Section, samples: Samples) -> list[MediaInput]:
     """Return the whole sound, whose vectors are as many as those of the longest one. Raises InvalidRequest."""
     return _whole(settings, samples, lambda mask: settings.num_vectors if len(mask) else 0)

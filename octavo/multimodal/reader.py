@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from octavo.multimodal.log_mel import LogMel
     from octavo.multimodal.omni_prompts import OmniPrompts
     from octavo.multimodal.sound_prompts import SoundPrompts
+    from octavo.multimodal.waveform import Waveform
 
 _log = logging.getLogger(__name__)
 
@@ -98,11 +99,19 @@ class MediaReader:
         return self._has_encodings and Checkpoint.of(self._model).architecture not in READ_IMAGES
 
     @cached_property
-    def log_mel(self) -> LogMel:
+    def listener(self) -> LogMel | Waveform:
         """The preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
+        from octavo.multimodal.waveform import listener_of
+
+        return listener_of(Checkpoint.of(self._model))
+
+    @property
+    def hearing(self) -> SoundPrompts | Waveform | None:
+        """What reads the sounds of a model that is asked in prompts to write them down; None for any other."""
         from octavo.multimodal.log_mel import LogMel
 
-        return LogMel.of(Path(self._model.path), Checkpoint.of(self._model).values)
+        found = self.listener if self._is_heard else self.sounds
+        return None if isinstance(found, LogMel) else found
 
     @cached_property
     def _written(self) -> ImagePrompts | SoundPrompts | OmniPrompts | None:
@@ -367,11 +376,10 @@ class MediaReader:
     def _sound(self, value: object) -> MediaInput:
         from octavo.multimodal.sound import read_sound
 
-        field, settings = "multi_modal_data.audio", self.log_mel
+        field, settings = "multi_modal_data.audio", self.listener
         if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int | float):
             value = value[0]
-        samples = read_sound(value, settings.sampling_rate, field, settings.seconds)
-        return settings.window(settings.features(samples))
+        return settings.window(settings.features(read_sound(value, settings.sampling_rate, field, settings.seconds)))
 
 
 def _num_elements(media: MediaInput) -> int:

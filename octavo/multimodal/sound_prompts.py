@@ -267,8 +267,11 @@ def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Cal
     return made
 
 
-def _separate_windows(count: Callable[[int], int]) -> Callable[[LogMel, Section, Samples], list[MediaInput]]:
-    """Return what cuts a sound into windows whose loudest frames are their own. count: vectors of so many frames."""
+def _separate_windows(
+    count: Callable[[int], int], *, is_numbered: bool = False
+) -> Callable[[LogMel, Section, Samples], list[MediaInput]]:
+    """Return what cuts a sound into windows whose loudest frames are their own. count: vectors of so many frames.
+    is_numbered: the encoder is told which window of its sound it hears."""
 
     def cut(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
         _check_is_heard(settings, samples)
@@ -278,6 +281,8 @@ def _separate_windows(count: Callable[[int], int]) -> Callable[[LogMel, Section,
             num_frames = -(-len(part) // settings.hop_length)
             mask = _mask(settings.num_frames, num_frames)
             arrays = {**settings.window(settings.features(part)).arrays, "input_features_mask": mask}
+            if is_numbered:
+                arrays["window"] = _number(start // size)
             if num_vectors := count(num_frames):
                 made.append(_input(arrays, num_vectors))
         return made
@@ -366,6 +371,12 @@ _FAMILIES: Final = {
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
+    "MusicFlamingoForConditionalGeneration": _Family(
+        _separate_windows(_num_paired, is_numbered=True),
+        _paired_window,
+        most_s=1200.0,
+        around=gemma_sounds.flamingo_around,
+    ),
     "Qwen2AudioForConditionalGeneration": _Family(_one_window),
     "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),
     "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),

@@ -108,7 +108,7 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     """Return a sound in the prompts that ask for its text, cut where the context, the model or times need it."""
     from octavo.multimodal.sound import FIELD, cut_where_quiet, decoded
 
-    sounds, style = tools.media.sounds, style_of(tools)
+    sounds, style = tools.media.hearing, style_of(tools)
     assert sounds is not None
     assert style is not None, "a model that writes no speech is refused before its form is read"
     rate = sounds.sampling_rate

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
+from octavo.config.listeners import COHERE, MOONSHINE
 from octavo.config.sounds import PHI4_SOUNDS
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import ChatOptions
 from octavo.errors import InvalidRequest
 from octavo.multimodal.sound import MAX_SECONDS, Samples
+from octavo.multimodal.waveform import Waveform
 
 if TYPE_CHECKING:
     from octavo.engine.input_processor import InputProcessor
@@ -33,13 +35,15 @@ class Asked(NamedTuple):
 class SpeechStyle(NamedTuple):
     """write: returns the prompt for a sound; raises InvalidRequest. marks: tokens that a tokenizer of the family has.
     piece_s: seconds of the longest sound that the family was trained on. behind_language: what stands between the
-    language, where the model writes it, and the text."""
+    language, where the model writes it, and the text. tokens_per_s: most tokens that a second of speech has, beyond
+    which the model repeats itself; None for any number."""
 
     write: Callable[[InputProcessor, Asked], Prompt]
     marks: tuple[str, ...]
     piece_s: float = MAX_SECONDS
     tasks: frozenset[Task] = frozenset({"transcribe"})
     behind_language: str = ""
+    tokens_per_s: float | None = None
 
     def split(self, written: str) -> tuple[str | None, str] | None:
         """Return the code of the language, None for no known one, and the text so far; None while it is open which
@@ -54,7 +58,7 @@ class SpeechStyle(NamedTuple):
 
 def style_of(tools: InputProcessor) -> SpeechStyle | None:
     """Return how a model is asked; None for one that writes no speech down in prompts."""
-    style = None if tools.media.sounds is None else _STYLES.get(tools.media.sounds.architecture)
+    style = None if tools.media.hearing is None else _STYLES.get(tools.media.hearing.architecture)
     return None if style is None or any(tools.tokenizer.token_id(each) is None for each in style.marks) else style
 
 
@@ -100,6 +104,26 @@ def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
         [{"role": "user", "content": content}], ChatOptions(allow_special_tokens_in_content=True)
     )
     return msgspec.structs.replace(prompt, multi_modal_data={"audio": [asked.sound]})
+
+
+def _moonshine(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The sound is read beside the first token, and each model knows one language."""
+    _refuse_prompt(asked.form)
+    _refuse_language(asked.form)
+    assert isinstance(tools.media.hearing, Waveform), "the style of a model that reads samples"
+    return Prompt(token_ids=[tools.media.hearing.start], multi_modal_data={"audio": asked.sound})
+
+
+def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The language, by default English, stands among the tokens before the text, which has punctuation."""
+    _refuse_prompt(asked.form)
+    language = (asked.form.language or "en").lower()
+    if language not in _COHERE_LANGUAGES:
+        known = ", ".join(_COHERE_LANGUAGES)
+        raise InvalidRequest(f"language is {asked.form.language!r}, expected one of {known}", field="language")
+    marks = (*_COHERE_MARKS[:4], *[f"<|{language}|>"] * 2, *_COHERE_MARKS[4:])
+    token_ids = [tools.tokenizer.token_id(each) or 0 for each in marks]
+    return Prompt(token_ids=token_ids, multi_modal_data={"audio": asked.sound})
 
 
 def _behind(tools: InputProcessor, asked: Asked, words: Mapping[Task, str]) -> Prompt:
@@ -169,6 +193,12 @@ _PHI4_WORDS: Final[Mapping[Task, str]] = {
 }
 _ASR_TEXT: Final = "<asr_text>"
 _VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
+_COHERE_LANGUAGES: Final = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+_COHERE_MARKS: Final = (
+    *("\u2581", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>"),
+    *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
+)
+"""Before the text; the language stands twice behind the fourth."""
 _LANGUAGES: Final = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
     "fa": "Persian", "fi": "Finnish", "fil": "Filipino", "fr": "French", "hi": "Hindi", "hu": "Hungarian",
@@ -183,6 +213,7 @@ _GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"tran
 _PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), (), piece_s=40.0, tasks=frozenset(_PHI4_WORDS))
 _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
+    COHERE: SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), piece_s=35.0),
     "Gemma3nForConditionalGeneration": _OMNI,
     "Gemma4ForConditionalGeneration": _OMNI,
     "Gemma4UnifiedForConditionalGeneration": _OMNI,
@@ -190,6 +221,7 @@ _STYLES: Final[Mapping[str, SpeechStyle]] = {
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
     **dict.fromkeys(PHI4_SOUNDS, _PHI4),
+    MOONSHINE: SpeechStyle(_moonshine, (), piece_s=30.0, tokens_per_s=13.0),
     "Qwen2_5OmniForConditionalGeneration": _OMNI,
     "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     "Qwen3ASRForConditionalGeneration": SpeechStyle(

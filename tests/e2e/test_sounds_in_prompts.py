@@ -31,6 +31,7 @@ SHORT = tone(0.4, 520.0)
 MOST_S = {
     "audioflamingo3": 20,
     "glmasr": 40,
+    "musicflamingo": 20,
     "granite_speech": 51,
     "granite_speech_plus": 51,
     "qwen2_audio": 2,
@@ -71,7 +72,7 @@ def heard(family: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
         return {"input_features": torch.cat([one.reshape(16, -1, 200).transpose(0, 1) for one in each])}
     if family.startswith("granite_speech"):
         return {"input_features": torchaudio_features(sounds[0])}
-    if family in ("audioflamingo3", "glmasr"):
+    if family in ("audioflamingo3", "glmasr", "musicflamingo"):
         parts = [sound[start : start + 2 * RATE] for sound in sounds for start in range(0, len(sound), 2 * RATE)]
         made = extractor()(parts, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
         return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}

@@ -47,6 +47,10 @@ _OWN_WORDS = {
     "gptj": _GPT2_WORDS,
     "longcat_flash": {"intermediate_size": "ffn_hidden_size", "num_hidden_layers": None},
     **{each: {"intermediate_size": None} for each in ("deepseek_v4", "kolibri1")},
+    "moonshine": {
+        "num_hidden_layers": "decoder_num_hidden_layers",
+        "num_attention_heads": "decoder_num_attention_heads",
+    },
     "opt": {"intermediate_size": None},
     "whisper": {
         "hidden_size": "d_model",

@@ -231,6 +231,25 @@ ENCODERS["openai_privacy_filter"] = of(
 )
 """Families that make vectors, whose tokens see those behind them."""
 WITH_ENCODERS = {
+    "cohere_asr": of(
+        "CohereAsr",
+        model="CohereAsrForConditionalGeneration",
+        encoder_config={
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 40,
+            "subsampling_conv_channels": 8,
+            "num_mel_bins": 16,
+        },
+    ),
+    "moonshine": of(
+        "Moonshine",
+        model="MoonshineForConditionalGeneration",
+        encoder_num_hidden_layers=2,
+        num_attention_heads=2,
+        encoder_num_attention_heads=2,
+    ),
     "whisper": of(
         "Whisper",
         model="WhisperForConditionalGeneration",

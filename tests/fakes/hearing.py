@@ -78,6 +78,23 @@ def _audio_flamingo() -> tuple[Any, Any]:
     return tf.AudioFlamingo3Config(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
 
 
+def _music_flamingo() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {
+        "model_type": "audioflamingo3_encoder",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
+    text = tf.Qwen2Config(**TEXT).to_dict()
+    rope = {"rope_type": "default", "rope_theta": 1200.0, "partial_rotary_factor": 0.5}
+    ids = {"audio_token_id": AUDIO, "audio_bos_token_id": START, "audio_eos_token_id": END}
+    config = tf.MusicFlamingoConfig(text_config=text, audio_config=tower | _SIZES, rope_parameters=rope, **ids)
+    return config, extractor()
+
+
 def _granite_speech_plus() -> tuple[Any, Any]:
     return _granite_speech("GraniteSpeechPlus", cat_hidden_layers=[1])
 
@@ -238,6 +255,7 @@ FAMILIES = {
     "glmasr": (_glm_asr, "GlmAsrForConditionalGeneration"),
     "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
     "granite_speech_plus": (_granite_speech_plus, "GraniteSpeechPlusForConditionalGeneration"),
+    "musicflamingo": (_music_flamingo, "MusicFlamingoForConditionalGeneration"),
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
     "voxtral": (_voxtral, "VoxtralForConditionalGeneration"),

@@ -182,7 +182,7 @@ class FakeAsyncLLM:
         self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
         self.reads_images = True
-        self.sounds = None
+        self.sounds = self.hearing = None
         self.pooling: PoolingConfig | None = None
         self.fault: Exception | None = None
         self.adapter_error: str | None = None

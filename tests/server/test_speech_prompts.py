@@ -169,7 +169,7 @@ def test_scripts_without_spaces_get_none_between_pieces() -> None:
 )
 def test_models_of_all_kinds_are_asked_in_words(task: Task, language: str | None, words: str) -> None:
     sounds = SimpleNamespace(architecture="Qwen3OmniMoeForConditionalGeneration")
-    tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), render_chat=lambda messages: messages)
+    tools: Any = SimpleNamespace(media=SimpleNamespace(hearing=sounds), render_chat=lambda messages: messages)
     style = style_of(tools)
     assert style is not None
     assert task in style.tasks
@@ -183,7 +183,7 @@ def test_models_of_all_kinds_are_asked_in_words(task: Task, language: str | None
 @pytest.mark.parametrize("architecture", ["Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"])
 def test_phi_is_asked_in_the_words_of_its_card(architecture: str) -> None:
     sounds = SimpleNamespace(architecture=architecture)
-    tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), render_chat=lambda messages: messages)
+    tools: Any = SimpleNamespace(media=SimpleNamespace(hearing=sounds), render_chat=lambda messages: messages)
     style, sound = style_of(tools), (tone(0.1), RATE)
     assert style is not None
     words: dict[Task, str] = {

@@ -180,13 +180,20 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
     segments, language, before = list[SpeechSegment](), asked.language, ""
     async with context.open_requests.track(request.receive):
         for piece in heard.pieces:
-            [output] = (await talk.last(piece.prompt, params)).outputs
+            [output] = (await talk.last(piece.prompt, _limited(params, style, piece))).outputs
             named, text = style.split(output.text) or (None, output.text)
             language, text = language or named, text.strip()
             if text:
                 segments.append(_segment(len(segments), piece, gap(before, text) + text, output, params))
                 before = text
     return _formatted(asked, segments, task, language or "", heard.seconds)
+
+
+def _limited(params: SamplingParams, style: SpeechStyle, piece: SpokenPiece) -> SamplingParams:
+    """Return the parameters with as many tokens as the piece may have."""
+    if style.tokens_per_s is None:
+        return params
+    return msgspec.structs.replace(params, max_tokens=1 + int((piece.end - piece.start) * style.tokens_per_s))
 
 
 def _segment(
@@ -312,7 +319,7 @@ async def _piece_texts(
     last = ""
     for piece in heard.pieces:
         written, num_sent = "", 0
-        outputs = talk.outputs(piece.prompt, params)
+        outputs = talk.outputs(piece.prompt, _limited(params, style, piece))
         async with aclosing(outputs):
             async for output in outputs:
                 [part] = output.outputs

@@ -1,0 +1,68 @@
+"""Sounds for encoders that read samples."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from octavo.config.checkpoint import Checkpoint, read_section
+from octavo.config.listeners import LISTENERS, RATE, Listener
+from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.errors import InvalidRequest
+from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG, LogMel
+from octavo.multimodal.sound import FIELD, Samples
+
+_SHORTEST_S: Final = 0.1
+
+
+class Waveform(msgspec.Struct, frozen=True):
+    """What the encoder of an architecture reads: the samples as they are. start: the first token of the text."""
+
+    architecture: str
+    start: int
+    sampling_rate: int = RATE
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Waveform:
+        """Read the settings of a checkpoint. Raises CheckpointError or UnsupportedModel for others than these."""
+        settings = read_section(checkpoint.path / PREPROCESSOR_CONFIG, may_lack=True)
+        settings.expect("sampling_rate", RATE, default=RATE)
+        if settings.values.get("do_normalize"):  # which may be null
+            settings.expect("do_normalize", False)
+        return cls(checkpoint.architecture, checkpoint.int("decoder_start_token_id", 1))
+
+    @property
+    def _listener(self) -> Listener:
+        return LISTENERS[self.architecture]
+
+    @property
+    def seconds(self) -> float:
+        """How long a sound may be."""
+        return self._listener.seconds
+
+    @property
+    def piece_s(self) -> float:
+        """Seconds of a sound beside which the context has room for what is said in it: all, which takes no room."""
+        return self.seconds
+
+    def features(self, samples: Samples) -> Samples:
+        """Return what the encoder reads of a sound. Raises InvalidRequest for one of which it makes nothing."""
+        if len(samples) < _SHORTEST_S * self.sampling_rate:
+            seconds = len(samples) / self.sampling_rate
+            raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least {_SHORTEST_S} s", field=FIELD)
+        return samples
+
+    def window(self, features: Samples) -> MediaInput:
+        """Return the input of the encoder for a sound."""
+        data = np.ascontiguousarray(features, np.float32)
+        arrays = {"input_values": TypedArray("float32", data.shape, data.tobytes())}
+        return MediaInput("audio", digest_of(arrays), (), self._listener.num_vectors(len(data)), arrays)
+
+
+def listener_of(checkpoint: Checkpoint) -> LogMel | Waveform:
+    """Return the preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
+    if checkpoint.architecture in LISTENERS:
+        return Waveform.of(checkpoint)
+    return LogMel.of(checkpoint.path, checkpoint.values)
