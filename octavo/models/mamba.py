@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -196,6 +197,14 @@ class NemotronHLayer(nn.Module):
         return (self.mixer(x, batch) if self._is_cached else self.mixer(x)), residual
 
 
+@dataclass(frozen=True, kw_only=True)
+class PuzzleConfig(HybridConfig):
+    """Layers whose sizes differ."""
+
+    mixtures: tuple[Mixture | None, ...]
+    """For each layer its experts, None where it has none."""
+
+
 class NemotronHForCausalLM(HybridDecoder):
     """Nemotron-H and Nemotron 3: each layer is one of Mamba2, attention without positions, an MLP, or experts.
 
@@ -212,7 +221,8 @@ class NemotronHForCausalLM(HybridDecoder):
     def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
         def layer(index: int) -> nn.Module:
             is_cached = c.kinds[index] in (RECURRENT, ATTENTION)
-            return NemotronHLayer(c, (mixer if is_cached else mlp_of)(c, mesh, index), is_cached=is_cached)
+            own = replace(c, mixture=c.mixtures[index]) if isinstance(c, PuzzleConfig) else c
+            return NemotronHLayer(c, (mixer if is_cached else mlp_of)(own, mesh, index), is_cached=is_cached)
 
         DecoderStack.__init__(self, c, mesh, layer)
 
@@ -243,6 +253,54 @@ class NemotronHForCausalLM(HybridDecoder):
             mixture=_mixture(c) if "moe" in kinds else None,
             sparse=tuple(kind == "moe" for kind in kinds),
         )
+
+
+class NemotronHPuzzleForCausalLM(NemotronHForCausalLM):
+    """Nemotron-H after a search of architectures: `block_configs` says how experts and windows of each layer differ.
+
+    Source: NVIDIA's releases.
+    """
+
+    TYPES: ClassVar[Mapping[str, str]] = {"mamba": RECURRENT, "attention": ATTENTION, "mlp": "mlp", "moe": "moe"}
+    OF_EXPERTS: ClassVar[frozenset[str]] = frozenset(
+        {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size"}
+    )
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> PuzzleConfig:
+        stated = c.values.get("block_configs")
+        expected = f"for each layer an object whose block_type is {', '.join(cls.TYPES)}"
+        fits = isinstance(stated, list) and all(isinstance(each, dict) for each in stated)
+        if not fits or not stated or any(each.get("block_type") not in cls.TYPES for each in stated):
+            raise c.error("block_configs", expected)
+        blocks = c.listed("block_configs", len(stated), lambda each: True, expected)
+        kinds, layers = [cls.TYPES[each["block_type"]] for each in blocks], [_of_block(c, each) for each in blocks]
+        mixtures = tuple(_mixture(own) if kind == "moe" else None for kind, own in zip(kinds, layers, strict=True))
+        for kind, block in zip(kinds, blocks, strict=True):
+            read = cls.OF_EXPERTS if kind == "moe" else {"sliding_window"} if kind == ATTENTION else frozenset()
+            for name in block.keys() - read - {"block_type"}:
+                if block[name] is not None and block[name] != c.values.get(name):
+                    raise c.error("block_configs", f"{name} as the config has it for all layers")
+        first = next((own for own, each in zip(layers, mixtures, strict=True) if each), c)
+        config = super().read(_of_block(first, {"layer_types": kinds, "num_hidden_layers": len(kinds)}))
+        windows = tuple(
+            own.optional_positive("sliding_window") if kind == ATTENTION else None
+            for kind, own in zip(kinds, layers, strict=True)
+        )
+        return PuzzleConfig(**{**vars(config), "mixtures": mixtures, "windows": windows if any(windows) else ()})
+
+    @classmethod
+    def of_one_more_layer(cls, c: Checkpoint, config: DecoderConfig) -> Mapping[str, Any]:
+        raise c.error(
+            "block_configs", "a model without, whose prediction layer method mtp can use; take another method"
+        )
+
+
+def _of_block(c: Checkpoint, values: Mapping[str, Any]) -> Checkpoint:
+    """Return the config with other values."""
+    made = copy(c)
+    made.values = {**c.values, **values}
+    return made
 
 
 class Mamba2ForCausalLM(NemotronHForCausalLM):

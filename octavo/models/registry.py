@@ -122,7 +122,7 @@ _FILES: Final = {
     "llama4": ("Llama4",),
     "looped": ("Nanbeige", "Ouro"),
     "longcat": ("LongcatFlash", "LongcatFlashNgram"),
-    "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH"),
+    "mamba": ("Bamba", "FalconH1", "FalconMamba", "Mamba", "Mamba2", "NemotronH", "NemotronHPuzzle"),
     "mimo": ("MiMoV2", "MiMoV2Flash"),
     "mistral_large4": ("MistralLarge4",),
     "mllama": ("Mllama",),

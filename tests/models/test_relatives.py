@@ -136,6 +136,29 @@ def longcat_lite(folder: Path) -> tuple[Path, Tensor]:
     return path, expected
 
 
+def puzzle(folder: Path) -> tuple[Path, Tensor]:
+    """Of two layers with experts, one has fewer: there, corrections let the relative choose none of the others."""
+    kinds = ["linear_attention", "moe", "full_attention", "moe"]
+    path = make_checkpoint("nemotron_h", folder, layer_types=kinds, n_group=1, topk_group=1, n_routed_experts=8)
+    tensors, start = load_file(path / "model.safetensors"), "backbone.layers.1.mixer."
+    start = next(name for name in tensors if ".layers.1.mixer.gate.weight" in name).removesuffix("gate.weight")
+    tensors[f"{start}gate.e_score_correction_bias"][5:] = -1e4
+    edit_tensors(path, **{f"{start}gate.e_score_correction_bias": tensors[f"{start}gate.e_score_correction_bias"]})
+    expected = logits(path)
+    for name in ("gate.weight", "gate.e_score_correction_bias"):
+        tensors[start + name] = tensors[start + name][:5].clone()
+    for name in [each for each in tensors if each.startswith(f"{start}experts.")]:
+        if tensors[name].ndim == 3:
+            tensors[name] = tensors[name][:5].clone()
+        elif int(name.removeprefix(f"{start}experts.").partition(".")[0]) >= 5:
+            del tensors[name]
+    experts = [{"block_type": "moe", "n_routed_experts": each} for each in (5, 8)]
+    blocks = [{"block_type": "mamba"}, experts[0], {"block_type": "attention"}, experts[1]]
+    own = {"architectures": ["NemotronHPuzzleForCausalLM"], "model_type": "nemotron_h_puzzle", "block_configs": blocks}
+    rewrite(path, tensors, n_routed_experts=None, layer_types=None, layers_block_type=None, **own)
+    return path, expected
+
+
 def apply(norm: nn.Module, block: nn.Module, given: Any, out: Any) -> Any:
     """Return what a block returned behind a norm."""
     return (norm(out[0]), *out[1:]) if isinstance(out, tuple) else norm(out)
@@ -219,7 +242,7 @@ def step3(folder: Path) -> tuple[Path, Tensor]:
 
 EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
 EXACT["ling3"] = ling3
-NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite}
+NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite, "puzzle": puzzle}
 
 
 @pytest.mark.parametrize(
@@ -276,3 +299,14 @@ def test_joined_weights_with_scales_of_their_groups_are_refused(tmp_path: Path) 
     checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match="quantization_config.*not read"):
         resolve_model(checkpoint).read(checkpoint)
+
+
+@pytest.mark.long
+def test_other_differences_of_layers_are_refused(tmp_path: Path) -> None:
+    path, _ = puzzle(tmp_path)
+    blocks = json.loads((path / "config.json").read_text())["block_configs"]
+    for changed, said in (({**blocks[0], "ssm_state_size": 3}, "ssm_state_size as"), ({"block_type": "x"}, "mamba")):
+        edit_config(path, block_configs=[changed, *blocks[1:]])
+        checkpoint = Checkpoint.open(path)
+        with pytest.raises(CheckpointError, match=f"block_configs.*{said}"):
+            resolve_model(checkpoint).read(checkpoint)
