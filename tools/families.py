@@ -16,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
+from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_names import SAME
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
@@ -55,6 +56,7 @@ _ALSO = {
 """Architectures that are read like another one."""
 _AROUND = {
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
+    "minicpmv": ("qwen2", {*MINICPM_V}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "phi3_v": ("phi3", {"Phi3VForCausalLM"}),
 }

@@ -12,6 +12,7 @@ from octavo.config.encoder_sizes import check_encoder
 from octavo.config.released_ernie import ERNIE_VL, ernie_settings
 from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
+from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
 from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_settings
 from octavo.config.released_phi3 import PHI3V
@@ -42,7 +43,7 @@ READ_IMAGES: Final = frozenset(
         ),
         *("Glm5Next", "HYV4VL", "Keye", "KeyeVL1_5", "MiniMaxM3Sparse", "OpenCUA"),
     )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
+) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", *MINICPM_V, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})

@@ -8,6 +8,7 @@ from typing import Any, Final
 from octavo.config.released_ernie import ERNIE_VL, ernie_layout
 from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
+from octavo.config.released_minicpm import MINICPM_V, minicpm_layout
 from octavo.config.released_names import with_todays_names
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
@@ -68,6 +69,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return kimi_layout(config, where)
     if only == ERNIE_VL and "im_patch_id" in config:
         return ernie_layout(config, where)
+    if only in MINICPM_V:
+        return minicpm_layout(config, where)
     if only == PHI3V:
         return phi3v_layout(config, where)
     if only in (PHI4, PHI4_RELEASED):

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
+from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.section import shown
 from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.distributed.mesh import Mesh
@@ -65,6 +66,8 @@ _FAMILY_OF_TYPE: Final = {
     "unlimited_ocr": "deepseek",
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
+_READERS: Final = dict.fromkeys(MINICPM_V, ("minicpm_encoder", "MiniCPMReader"))
+"""By architecture: the file and the class of what reads images, where text models of several families have it."""
 _FILES: Final = {
     "corrected_mixtures": (
         *("Afmoe", "BailingMoe", "BailingMoeV2", "Dots1", "Ernie4_5_Moe", "ExaoneMoE", "ExaoneMoe", "Glm4Moe", "HYV3"),
@@ -194,7 +197,7 @@ def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_imag
     elif image_settings(checkpoint) is not None:
         place = "vision", "ImageReader"
     if place is not None:
-        module, name = getattr(found, "READER", place)
+        module, name = _READERS.get(checkpoint.architecture, getattr(found, "READER", place))
         made = getattr(import_module(f"octavo.models.{module}"), name).of_text(checkpoint.architecture, found)
     return made
 

@@ -21,7 +21,14 @@ from octavo.quantization.stored import CODED
 
 _log = logging.getLogger(__name__)
 
-_OF_A_TEXT_MODEL: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.")
+_OF_A_TEXT_MODEL: Final = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.text_model.",
+    "llm.model.",
+    "llm.",
+)
 """What may stand before the names of a text model within one that reads images or sound too."""
 _OTHER_PARTS: Final = re.compile(
     r"(?:model\.)?((?:vision|visual|image|audio|sound_|speech|multi_modal|embed_(?:audio|tokens_extend|vision)|mm_|"
@@ -29,7 +36,7 @@ _OTHER_PARTS: Final = re.compile(
 )
 """Encoders of images and sound, what projects their results, and layers that predict further tokens."""
 _OF_ENCODERS: Final = re.compile(
-    r"(?:model\.)?(aligner|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|sam_model|"
+    r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|resampler|sam_model|tts|vpm|"
     r"view_sep[ae]rator|vqmodel)(?:\..*)?"
 )
 """Names of such parts in models that read images or sound, which text models have for other things."""

@@ -17,6 +17,7 @@ from octavo.config.images import image_settings
 from octavo.config.native_mistral import NATIVE
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi3 import PHI3V
@@ -52,11 +53,11 @@ _LIBRARY: Final = {
 """transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
 _CONFIGS: Final = {
     MINIMAX_M3: "MiniMaxM3VLConfig",
-    PHI3V: "LlavaConfig",
+    **dict.fromkeys((*MINICPM_V, PHI3V), "LlavaConfig"),
     **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {*INTERN, *KEYE, OPEN_CUA, PHI3V, *NEMOTRON_OMNI}
+_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, OPEN_CUA, PHI3V, *NEMOTRON_OMNI}
 """Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
+from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi3 import PHI3V
@@ -138,7 +139,10 @@ def _ovis(context: Context, token: int, arrays: Arrays) -> list[int]:
 def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
     """The number of an image, the whole of it, and behind that the rows of its slices."""
     merged = 4 if context.settings.get("downsample_mode") == "4x" else 16
-    whole, *slices = ([token] * (int(height * width) // merged) for height, width in arrays["target_sizes"])
+    counts = [int(height * width) // merged for height, width in arrays["target_sizes"]]
+    if (num_queries := context.config.optional_positive("query_num")) is not None:
+        counts = [num_queries] * len(counts)
+    whole, *slices = ([token] * count for count in counts)
     number = f"<image_id>{context.place}</image_id>" if context.settings.get("use_image_id", True) else ""
     written = [*context.encode(f"{number}<image>"), *whole, *context.encode("</image>")]
     columns = max(1, int(arrays["grids"][0][1]))
@@ -279,6 +283,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "LlavaNextVideoForConditionalGeneration": Family(pinned_prompt, _SIZED),
     "LlavaOnevisionForConditionalGeneration": Family(pinned_prompt, _SIZED),
     "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
+    **dict.fromkeys(
+        MINICPM_V,
+        Family(_minicpm, ("pixel_values", "target_sizes"), word="(<image>./</image>)", token_word="<unk>"),
+    ),
     "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
     "MistralLarge4ForConditionalGeneration": Family(_pixtral, _SIZED),
     "MllamaForConditionalGeneration": Family(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.config.released_nemotron import NEMOTRON_IMAGES
 from octavo.config.section import Section
+from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.nemotron_images import NemotronImages
 from octavo.multimodal.phi3v_images import Phi3VImages
@@ -284,6 +285,7 @@ _Own = (
     | KimiImages
     | Lfm2VlImages
     | Llama4Images
+    | MiniCPMImages
     | MuseImages
     | NemotronImages
     | Phi3VImages
@@ -297,6 +299,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
+    "MiniCPMVImageProcessor": MiniCPMImages,
     "MuseGlimmerImageProcessor": MuseImages,
     NEMOTRON_IMAGES: NemotronImages,
     "Phi3VImageProcessor": Phi3VImages,

@@ -27,9 +27,11 @@ from octavo.ops.registry import bind
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_tokenizer
-from tests.fakes.vision_sizes import IMAGE, TOWER, Settings, tf
+from tests.fakes.vision_sizes import IMAGE, TOWER, VIDEO, Settings, tf
 
 pytestmark = pytest.mark.slow
+
+VISION = {**TOWER, "image_size": 98, "hidden_act": "gelu_pytorch_tanh"}
 
 
 @pytest.mark.long
@@ -215,3 +217,77 @@ def test_pixels_of_phi_3_vision_are_those_of_the_release(size: tuple[int, int], 
     expected = torch.cat([small, *(whole[:, :, top : top + 56, left : left + 56] for top, left in corners)])
     assert found["image_sizes"].tolist() == [[filled.height, filled.width]]
     torch.testing.assert_close(torch.from_numpy(found["pixel_values"][0]), expected, atol=1e-5, rtol=0)
+
+
+def idefics2_tower() -> Any:
+    from transformers.models.idefics2 import configuration_idefics2, modeling_idefics2
+
+    config = configuration_idefics2.Idefics2VisionConfig(**VISION)
+    return modeling_idefics2.Idefics2VisionTransformer(config).eval()
+
+
+def make_minicpm(path: Path, version: str, family: str) -> Path:
+    """Write a random model with a text model of a family, by the names of MiniCPM-V."""
+    text = make_checkpoint(family, path / "text", num_hidden_layers=1, hidden_size=128)
+    config = json.loads((text / "config.json").read_text())
+    tower = idefics2_tower()
+    width, generator = 128, torch.Generator().manual_seed(0)
+    stored = {f"vpm.{name}": each for name, each in tower.state_dict().items()}
+    shapes = {"query": (4, width), "proj": (width, width), "kv_proj.weight": (width, 32)}
+    shapes |= {"attn.in_proj_weight": (3 * width, width), "attn.in_proj_bias": (3 * width,)}
+    shapes |= {"attn.out_proj.weight": (width, width), "attn.out_proj.bias": (width,)}
+    shapes |= {f"ln_{name}.{part}": (width,) for name in ("q", "kv", "post") for part in ("weight", "bias")}
+    stored |= {f"resampler.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    made = {name: torch.randn(each.shape, generator=generator) * 0.2 for name, each in stored.items()}
+    made |= {f"llm.{name}": each for name, each in load_file(text / "model.safetensors").items()}
+    save_file(made, path / "model.safetensors")
+    own = {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": version, "query_num": 4}
+    own |= {"slice_mode": True, "image_token_id": VIDEO}  # <unk> is all that the tokenizer does not know
+    (path / "config.json").write_text(json.dumps({**config, **own, "vision_config": VISION}))
+    settings = {"patch_size": 14, "max_slice_nums": 4, "scale_resolution": 56, "use_image_id": True}
+    (path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "MiniCPMVImageProcessor", **settings})
+    )
+    write_tokenizer(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [(2.6, "qwen2"), *(pytest.param(*each, marks=pytest.mark.long) for each in ((4.0, "llama"), (4.5, "qwen3")))],
+)
+def test_minicpm_v_resamples_slices(version: str, family: str, tmp_path: Path) -> None:
+    path = make_minicpm(tmp_path, version, family)
+    found, arrays = encoded(path)
+    sizes = arrays["target_sizes"].tolist()
+    assert len(found) == 4 * len(sizes) == 12  # the whole image and two slices
+    tensors = load_file(path / "model.safetensors")
+    part = {name.removeprefix("resampler."): each for name, each in tensors.items()}
+    tower = idefics2_tower()
+    tower.load_state_dict({n.removeprefix("vpm."): each for n, each in tensors.items() if n.startswith("vpm.")})
+    attention = torch.nn.MultiheadAttention(128, 1)
+    attention.load_state_dict({n.removeprefix("attn."): each for n, each in part.items() if n.startswith("attn.")})
+    expected = []
+    with torch.inference_mode():
+        for pixels, (rows, columns) in zip(arrays["pixel_values"], sizes, strict=True):
+            seen = tower(pixels[None, :, : rows * 14, : columns * 14]).last_hidden_state[0]
+            norms = {name: (part[f"ln_{name}.weight"], part[f"ln_{name}.bias"], 1e-6) for name in ("q", "kv", "post")}
+            x = F.layer_norm(F.linear(seen, part["kv_proj.weight"]), (128,), *norms["kv"])
+            rates = [10_000 ** -(each / 32) for each in range(32)]
+            places = [
+                [turn(place * rate) for place in (column, row) for turn in (math.sin, math.cos) for rate in rates]
+                for row in range(rows)
+                for column in range(columns)
+            ]
+            queries = F.layer_norm(part["query"], (128,), *norms["q"])
+            made = attention(queries, x + torch.tensor(places), x, need_weights=False)[0]
+            expected.append(F.layer_norm(made, (128,), *norms["post"]) @ part["proj"])
+    torch.testing.assert_close(found, torch.cat(expected), atol=1e-4, rtol=1e-4)
+    prompts = [
+        {**each, "prompt": each["prompt"].replace("<image>", "(<image>./</image>)")} if isinstance(each, dict) else each
+        for each in PROMPTS
+    ]
+    whole = generate(path, prompts)
+    assert bits(generate(path, prompts, max_num_batched_tokens=5)) == bits(whole)
+    assert whole[0].prompt_token_ids is not None
+    assert whole[0].prompt_token_ids.count(VIDEO) == 12

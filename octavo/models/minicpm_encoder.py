@@ -1,0 +1,133 @@
+"""What MiniCPM-V 2.6 to 4.5 read images with: SigLIP by slices, each of which becomes as many vectors as there are
+queries.
+
+Source: https://arxiv.org/abs/2408.01800.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.models.config import DecoderConfig
+from octavo.models.fallback.swap import stack
+from octavo.models.vision import ImageReader
+
+_HEAD = 128
+_EPS = 1e-6
+
+
+class _Attention(nn.Module):
+    """Attention of queries [queries, width] to keys and values [patches, width]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = ((self.q_proj, queries), (self.k_proj, keys), (self.v_proj, values))
+        heads = [project(x).view(len(x), -1, _HEAD).transpose(0, 1) for project, x in parts]
+        return self.out_proj(F.scaled_dot_product_attention(*heads).transpose(0, 1).flatten(1))
+
+
+class _Resampler(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        width = library.text_config.hidden_size
+        self.query = nn.Parameter(torch.empty(library.query_num, width))
+        self.kv_proj = nn.Linear(library.vision_config.hidden_size, width, bias=False)
+        self.ln_q, self.ln_kv, self.ln_post = (nn.LayerNorm(width, eps=_EPS) for _ in range(3))
+        self.attn = _Attention(width)
+        self.proj = nn.Parameter(torch.empty(width, width))
+
+    def forward(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """x [patches, width of the encoder] → [queries, hidden]."""
+        x = self.ln_kv(self.kv_proj(x))
+        places = _places(rows, columns, x.shape[1]).to(x)
+        return self.ln_post(self.attn(self.ln_q(self.query), x + places, x)) @ self.proj
+
+
+def _places(rows: int, columns: int, width: int) -> Tensor:
+    """Return [rows · columns, width]: sines and cosines of the column, and behind them those of the row."""
+    count = width // 4
+    rates = 10_000.0 ** -(torch.arange(count, dtype=torch.float32) / count)
+    row, column = torch.meshgrid(torch.arange(float(rows)), torch.arange(float(columns)), indexing="ij")
+    angles = [each.reshape(-1, 1) * rates for each in (column, row)]
+    return torch.cat([part for each in angles for part in (each.sin(), each.cos())], 1)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.idefics2 import modeling_idefics2 as idefics2
+
+        made: Any = idefics2.Idefics2VisionTransformer
+        self.vpm = made._from_config(library.vision_config)
+        if library.drop_vision_last_layer:
+            self.vpm.encoder.layers = self.vpm.encoder.layers[:-1]
+        self.resampler = _Resampler(library)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels [3, height, width] of a slice → [queries, hidden]."""
+        embed = self.vpm.embeddings
+        x = embed.patch_embedding(pixels[None])
+        rows, columns = x.shape[-2:]
+        side = embed.num_patches_per_side
+        # places of patches among those that the table has, as the release rounds them
+        bounds = torch.arange(1 / side, 1.0, 1 / side)
+        places = [torch.arange(0, 1 - 1e-6, 1 / count)[:count] for count in (rows, columns)]
+        row, column = (torch.bucketize(each, bounds, right=True).to(x.device) for each in places)
+        x = x.flatten(2).transpose(1, 2) + embed.position_embedding((row[:, None] * side + column).flatten())
+        for layer in self.vpm.encoder.layers:
+            x = layer(x, None)
+        return self.resampler(self.vpm.post_layernorm(x)[0], rows, columns)
+
+
+class MiniCPMReader(ImageReader):
+    """What the text model becomes one that reads images with."""
+
+    ENCODER = _Encoder
+    encoder: _Encoder
+    IGNORED = (
+        *ImageReader.IGNORED,
+        r"(?:apm|audio_projection_layer|tts)\..*",
+        r"resampler\.(?:pos_embed|temporal_pos_embed)",
+    )
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        config = super().read(c)
+        if config.hidden_size % _HEAD:
+            raise c.error("hidden_size", f"a multiple of {_HEAD}, as many as a head of the resampler has")
+        config.library.drop_vision_last_layer = c.stored.bool("drop_vision_last_layer", False)
+        return config
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
+        super().__init__(c, mesh, *arguments, **named)
+        if self.is_first:
+            stack(self.encoder.resampler, ("q_proj", "k_proj", "v_proj"), "in_proj")
+        depth = c.library.vision_config.num_hidden_layers
+        if c.library.drop_vision_last_layer:
+            self.IGNORED = (*self.IGNORED, rf"vpm\.encoder\.layers\.{depth - 1}\..*")  # type: ignore[misc]
+
+    def own_name(self, name: str) -> str:
+        return super().own_name(name).replace(".attn.in_proj_", ".attn.in_proj.")
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of an image.
+
+        arrays: pixel_values [slices, 3, height, width], each on the upper left, and target_sizes [slices, (rows,
+        columns)] of its patches.
+        """
+        pixels = arrays["pixel_values"]
+        self.fill(pixels.device)
+        dtype, size = next(self.encoder.parameters()).dtype, self.config.library.vision_config.patch_size
+        sides = [(rows * size, columns * size) for rows, columns in arrays["target_sizes"].tolist()]
+        slices = [each[:, :height, :width] for each, (height, width) in zip(pixels, sides, strict=True)]
+        return torch.cat([self.encoder(each.to(dtype)) for each in slices])
