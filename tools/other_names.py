@@ -113,6 +113,7 @@ watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_exp
 VLLM_PATHS: Final = """
 /v1/models /v1/chat/completions /v1/chat/completions/batch /v1/completions /v1/responses /v1/messages
 /v1/messages/count_tokens /v1/embeddings /v2/embed /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank
+/generative_scoring
 /v1/audio/transcriptions /v1/audio/translations /v1/realtime /tokenize /detokenize /tokenizer_info
 /v1/load_lora_adapter /v1/unload_lora_adapter /health /ping /load /version /metrics /start_profile /stop_profile
 /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /is_sleeping /pause /resume /is_paused
@@ -130,6 +131,7 @@ VLLM_PATH_NOTES: Final = {
     "/reset_mm_cache": "has no effect: no image or sound outlives its request, but in the prefix cache",
     "/reset_encoder_cache": "as `/reset_mm_cache`",
     "/sleep": "open requests go on after `/wake_up` by default, where vLLM ends them",
+    "/generative_scoring": "a start token stands before the item with `item_first`; too long prompts are refused",
     "/abort_requests": "ids are those of responses, or of the engine",
     "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
 }

@@ -92,7 +92,7 @@ _LIMITS: Final = {
     "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),
     "stop_token_ids logit_bias": FieldLimits(_STEP, entries=1024),
     "allowed_token_ids": FieldLimits(_STEP, entries=16_384),
-    "logprob_token_ids": FieldLimits(_STEP, entries=128),
+    "logprob_token_ids label_token_ids": FieldLimits(_STEP, entries=128),
     "repetition_detection": FieldLimits("it has three numbers", chars=64, values=64),
     "structured_outputs response_format guided_json guided_choice": _FORM,
     "guided_regex guided_grammar structured_outputs.regex": FieldLimits("it is compiled", chars=65_536),

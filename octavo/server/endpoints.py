@@ -33,6 +33,7 @@ from octavo.server.routes import (
     realtime,
     responses,
     scheduler,
+    scoring,
     tokens,
     vectors,
 )
@@ -41,6 +42,7 @@ from octavo.server.schema.chat import Message
 from octavo.server.schema.messages import CountTokensRequest, OutputConfig
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, TextConfig
 from octavo.server.schema.scheduler import DecisionList, TimelineList
+from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -174,6 +176,9 @@ ENDPOINTS = (
     Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),
     *(Endpoint("POST", path, vectors.rerank, RerankRequest, vectors.Reranked) for path in _RERANK),
     *(Endpoint("POST", path, vectors.score, ScoreRequest, vectors.ScoreList) for path in ("/score", "/v1/score")),
+    Endpoint(
+        "POST", "/generative_scoring", scoring.generative_scoring, GenerativeScoringRequest, scoring.GenerativeScores
+    ),
     Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, vectors.ClassificationList),
     Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, vectors.PooledList),
     _form("/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, audio.VerboseTranscription),

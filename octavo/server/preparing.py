@@ -32,6 +32,7 @@ from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
+from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.shim import ShimRequest
 from octavo.server.schema.tokens import (
     DetokenizeRequest,
@@ -108,7 +109,7 @@ class Preparer:
             self.tools.vectors.checked(asked.params().task)
             prompt = self._rendered(asked, limits, opens_turn=False)
             return [msgspec.structs.replace(prompt, add_special_tokens=bool(asked.add_special_tokens))]
-        if isinstance(asked, VectorRequest | InfillRequest):
+        if isinstance(asked, VectorRequest | InfillRequest | GenerativeScoringRequest):
             return asked.prompts(self.tools)
         if isinstance(asked, FormFields):
             self.tools.vectors.refuse_text()
@@ -282,7 +283,7 @@ def prepared(
             prediction = array("i", tools.predicted(prompt)).tobytes()
         except InvalidRequest as error:
             names = (getattr(asked, "texts_field", ""), *_PROMPTS)
-            error.field = next(name for name in names if getattr(asked, name, None) is not None)
+            error.field = next((name for name in names if getattr(asked, name, None) is not None), None)
             if len(prompts) > 1 and getattr(asked, "lists_prompts", False):
                 error.field = f"{error.field}[{index}]"
                 error.args = (f"{error.field}: {error}",)

@@ -25,6 +25,7 @@ from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
+from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.tokens import TokenizeRequest
 from octavo.server.schema.vectors import RerankRequest, ScoreRequest
 from octavo.server.sending import OpenRequests
@@ -344,6 +345,26 @@ async def test_other_files_of_an_editor_are_read_in_either_process(tmp_path: Pat
     file = [262, *b"tmp\n", *b"x" * padding]
     assert prompt.token_ids == [*file, 262, *b"tmp\ny", 262, *b"filename\n", 259, *b"a", 260, *b"b", 261]
     assert (asked.input_prefix, asked.input_extra is None) == (("", True) if padding else ("a", False))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (RerankRequest, {"query": "a"}, "documents"),
+        (ScoreRequest, {"queries": "a"}, "documents"),
+        (ScoreRequest, {"data_1": "a"}, "data_2"),
+        (GenerativeScoringRequest, {"query": "a", "label_token_ids": [1]}, "items"),
+    ],
+)
+async def test_texts_that_are_too_long_are_named_by_their_field(
+    tmp_path: Path, kind: Any, body: dict[str, Any], field: str
+) -> None:
+    pooling = None if kind is GenerativeScoringRequest else PoolingConfig(task="classify", labels=("fits",))
+    prepared = texts(tmp_path, pooling=pooling, max_model_len=1000)
+    with pytest.raises(ApiError) as caught:
+        await prepared.read(request({**body, field: ["b" * INLINE_BYTES]}), kind)
+    assert (caught.value.param, caught.value.code) == (field, "context_length_exceeded")
 
 
 @pytest.mark.anyio

@@ -280,7 +280,6 @@ class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /score`: how well texts go together: one with each of many, or each with its own."""
 
     id_prefix = "score-"
-    texts_field = "text_2"
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -290,15 +289,26 @@ class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
     data_1: str | list[str] | None = None
     data_2: str | list[str] | None = None
 
+    label_token_ids: Annotated[Any, Refused("POST /generative_scoring scores by the tokens that follow")] = None
+
     def check(self) -> None:
         RequestBody.check(self)
         given = tuple(name for name in dict.fromkeys(sum(_SIDES, ())) if getattr(self, name) is not None)
         if given not in _SIDES:
             raise InvalidRequest("give text_1 and text_2, or queries and documents", field="text_1")
 
+    @property
+    def names_of_sides(self) -> tuple[str, str]:
+        """The fields that the request has the first and the second texts in."""
+        return next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
+
+    @property
+    def texts_field(self) -> str:  # type: ignore[override]  # it follows from the request
+        return self.names_of_sides[1]
+
     def sides(self) -> tuple[list[str], list[str]]:
         """Return the first and the second texts. Raises InvalidRequest."""
-        names = next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
+        names = self.names_of_sides
         sides = [texts if isinstance(texts := getattr(self, name), list) else [texts] for name in names]
         first, second = map(checked_texts, names, sides)
         return first, second
