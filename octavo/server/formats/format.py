@@ -18,6 +18,8 @@ from octavo.server.formats.marks import Mark, Marks, pieces_of
 
 AUTO: Final = "auto"
 NONE: Final = "none"
+OWN: Final = "hf"
+"""The parser that is the checkpoint's response_template alone."""
 
 _log = logging.getLogger(__name__)
 
@@ -266,8 +268,9 @@ def format_of(
 ) -> Format | None:
     """Return the format of a model, None where nothing is read from its text.
 
-    chat_template: its source. response_template: what tokenizer_config.json has. A parser is a name, `none`, or `auto`:
-    the checkpoint's own template, else the one whose marks the chat template has. Raises ConfigError for a name.
+    chat_template: its source. response_template: what tokenizer_config.json has. A parser is a name, `none`, `hf`, the
+    checkpoint's own template, or `auto`: that, else the one whose marks the chat template has. Raises ConfigError for
+    a name.
     """
     own = _own_format(response_template)
     calls = _format_with("calls", tool_call_parser, own, chat_template or "")
@@ -303,8 +306,10 @@ def _format_with(part: Part, asked: str, own: Format | None, chat_template: str)
     """Return the format whose calls or reasoning are read; None for none. asked: a parser, as in `format_of`."""
     if asked == NONE:
         return None
-    if asked == AUTO and own is not None and getattr(own, part) is not None:
+    if asked in (AUTO, OWN) and own is not None and getattr(own, part) is not None:
         return own
+    if asked == OWN:
+        return None
     field, argument = _FIELD_AND_ARGUMENT[part]
     known = {name: each for name, each in templates().items() if field in each.fields}
     scores = {
@@ -312,7 +317,7 @@ def _format_with(part: Part, asked: str, own: Format | None, chat_template: str)
     }
     if not scores:
         names = sorted({name for each in known.values() for name in each.names})
-        expected = ", ".join((AUTO, NONE, *names))
+        expected = ", ".join((AUTO, NONE, OWN, *names))
         raise ConfigError(f"{argument} is {asked!r}, expected one of {expected}{suggestion(asked, names)}")
     best = max(scores, key=scores.__getitem__)
     return known[best].format(best) if scores[best] or asked != AUTO else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from octavo.server.formats.grammar import CallGrammar
 
 _PLAIN: Final = frozenset(("integer", "number", "boolean", "null"))
+_NO_KEY: Final = re.compile(r"[:,{}\[\]\"]|^\s|\s$|^$")
+"""What keys have that are written with quotes."""
 _ANY_KEY: Final = r"/[^:,{}\[\]<>\"\s]{1,64}/"
 
 
@@ -28,7 +32,7 @@ class LaxGrammar:
         """Return the rule of a value of a schema. number: that of its own rules."""
         kind, is_spelled = schema.get("type"), schema.keys() <= SPELLED
         words = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if self._quote.spelled() == '"' or kind in _PLAIN:
+        if self._quote.spelled() == '"' or (isinstance(kind, str) and kind in _PLAIN):
             return self._rules.json(schema)
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             texts = (self._rules.spelled(f"{self._quote.spelled()}{word}{self._quote.spelled()}") for word in words)
@@ -49,7 +53,8 @@ class LaxGrammar:
         return self._rules.json(schema)
 
     def _part(self, key: str, schema: Mapping[str, Any], number: str) -> str:
-        return f"{self._rules.spelled(f'{key}:')} {self.value(schema, number)}"
+        written = json.dumps(key, ensure_ascii=False) if _NO_KEY.search(key) else key
+        return f"{self._rules.spelled(f'{written}:')} {self.value(schema, number)}"
 
     def _text(self, name: str, pattern: str = "") -> str:
         quote = self._rules.spelled(self._quote.spelled())

@@ -12,13 +12,14 @@ from octavo.server.formats.format import CallFormat, Content, TagFormat
 from octavo.server.formats.lax import read_lax
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
 from octavo.server.formats.source import Emit, Malformed, Reading, Source, Trimmed, nothing
-from octavo.server.formats.writing import CallWriter, decoded, is_text, kept_in, name_in, quoted, typed
+from octavo.server.formats.writing import CallWriter, decoded, is_text, is_value, kept_in, name_in, quoted, typed
 
 _MOST_KEY: Final = 1024
 _MOST_DEPTH: Final = 64
 """Tags within tags that are read as such; deeper ones are text."""
 _NAME: Final = re.compile(r"[\w.\-]*")
-_KEY: Final = re.compile(r"\w*")
+_KEY: Final = re.compile(r"""[^=,()\[\]{}'"]*""")
+_QUOTES: Final = re.compile(r"\\.", re.DOTALL)
 _NO_XML: Final = re.compile("<|&(?!(?:lt|gt|amp|quot|apos);)")
 _OUTSIDE: Final = re.compile(r"""[^'"\[\](){},]*""")
 _PAIRS: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
@@ -152,10 +153,30 @@ def _read_tag(
     pieces: list[str] = []
     if (yield from source.until(form.closes, kept_in(pieces))) is None:
         return False
+    if not as_text:
+        yield from _read_strings(source, form, pieces)
     value = _xml_text("".join(pieces)) if form.is_xml else "".join(pieces)
     as_json = json.dumps(value, ensure_ascii=False) if as_text else typed(value, schema, is_exact=is_exact)
     yield from writer.piece(as_json)
     return True
+
+
+def _read_strings(source: Source, form: TagFormat, pieces: list[str]) -> Reading[None]:
+    """Append to the pieces of a value what follows its close mark, where that stands within a string of its JSON."""
+    read: list[str] = []
+    part = "".join(pieces)
+    is_within = part.lstrip()[:1] in ("{", "[", '"') and _QUOTES.sub("", part).count('"') % 2 == 1
+    while is_within:
+        read.append(form.close.spelled())
+        found: list[str] = []
+        end = yield from source.until(form.closes, kept_in(found))
+        read += found
+        is_within = _QUOTES.sub("", "".join(found)).count('"') % 2 == 0
+        if end is None or (not is_within and not is_value(f"{part}{''.join(read)}")):
+            # no such string: the mark is one, and what follows it is read again
+            source.push_back("".join([*read[1:], "" if end is None else form.close.spelled()]))
+            return
+    pieces += read
 
 
 def _xml_text(text: str) -> str:
@@ -249,13 +270,13 @@ def _read_keywords(source: Source, writer: CallWriter, name: str) -> Reading[Non
         if char == ",":
             source.at += 1
             continue
-        key = yield from source.word(_KEY, _MOST_KEY)
+        key = (yield from source.word(_KEY, _MOST_KEY)).strip()
         if not key or (yield from source.peek()) != "=":
             raise Malformed
         source.at += 1
         yield from source.peek()
         value = typed((yield from _python_value(source)), writer.schema(name, key))
-        yield from writer.piece(f"{joint}{json.dumps(key)}: {value}")
+        yield from writer.piece(f"{joint}{json.dumps(key, ensure_ascii=False)}: {value}")
         joint = ", "
     source.at += 1
     yield from writer.piece("{}" if joint == "{" else "}")

@@ -65,6 +65,12 @@ class Source:
         self._kept = None
         return text
 
+    def push_back(self, text: str) -> None:
+        """Put text that has been read before what comes next. Nothing is kept meanwhile."""
+        assert self._kept is None, "kept text would have it twice"
+        self.text = text + self.text[self.at :]
+        self.at = 0
+
     def take(self, pattern: re.Pattern[str]) -> str:
         """Return what the pattern matches here of the text that has come, and go behind it."""
         match = pattern.match(self.text, self.at)

@@ -115,6 +115,11 @@ def typed(text: str, schema: Mapping[str, Any], *, is_exact: bool = False) -> st
     return json.dumps(text if is_exact else inner, ensure_ascii=False)
 
 
+def is_value(text: str) -> bool:
+    """Return whether a text is a value as JSON or as Python writes it."""
+    return _read(text.strip()) is not None
+
+
 def _types(schema: Mapping[str, Any]) -> set[str]:
     """Return the types that a schema allows; none where it does not say so."""
     kind = schema.get("type")
@@ -126,12 +131,15 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return kinds | {"integer"} if "number" in kinds else kinds
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _read(text: str) -> tuple[Any, str] | None:
     """Return the value that a text is, as JSON or as Python writes it, and its JSON; None for any other text."""
-    with suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return msgspec.json.decode(text), text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text, parse_constant=_refuse), text
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
-        with suppress(msgspec.DecodeError, UnicodeEncodeError):
-            return msgspec.json.decode(found), found
+        return json.loads(found), found
     return (text.lower() == "true", text.lower()) if text.lower() in ("true", "false") else None

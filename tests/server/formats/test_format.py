@@ -273,6 +273,41 @@ def test_calls_without_the_outer_mark_and_several_within_it_are_read(name: str, 
             assert read(form(name), pieces, tools=TOOLS) == ReadOutput("So:", None, wanted * count)
 
 
+@pytest.mark.parametrize("name", ["glm", "qwen3_coder", "minimax_m2", "deepseek_v4", "hy_v3", "kimi_k3", "minicpm5"])
+def test_close_marks_in_strings_of_json_are_a_part_of_them(name: str) -> None:
+    calls = form(name).calls
+    assert calls is not None
+    assert calls.tag is not None
+    close = calls.tag.close.spelled()
+    values = {"a": {"b": f'x{close}"{close}\\'}, "c": [close, 1]}
+    body = ""
+    for key, value in values.items():
+        opening = calls.tag.open.spelled(key=key, is_string="false", type="object")
+        body += opening + json.dumps(value, ensure_ascii=False) + close
+    text = calls.opens[0].spelled(name="f", index="0") + body + calls.closes[0].spelled()
+    for pieces in cuttings(text, 4):
+        [call] = read(form(name), pieces, tools=TOOLS).calls
+        assert json.loads(call.arguments) == values
+    opening = calls.tag.open.spelled(key="a", is_string="false", type="object")
+    spoilt = text.replace(body, f'{opening}["x{close}{body}')
+    for pieces in cuttings(spoilt, 4):  # a quote that never ends takes nothing of what follows
+        [call] = read(form(name), pieces, tools=TOOLS).calls
+        assert call.arguments.startswith('{"a": "[\\"x", "a": {"b": ')
+
+
+def test_numbers_of_any_size_are_numbers_and_others_are_texts() -> None:
+    for text, wanted in (("1e400", float("inf")), ("9" * 40, int("9" * 40)), ("NaN", "NaN"), ("Infinity", "Infinity")):
+        call = f"<tool_call>f<arg_key>x</arg_key><arg_value>{text}</arg_value></tool_call>"
+        [found] = read(form("glm"), [call], tools=TOOLS).calls
+        assert json.loads(found.arguments) == {"x": wanted}
+
+
+def test_python_calls_have_keys_that_python_does_not() -> None:
+    for pieces in cuttings("[f(a-b.c=1, key x='y')]", 6):
+        [call] = read(form("pythonic"), pieces, tools=TOOLS).calls
+        assert json.loads(call.arguments) == {"a-b.c": 1, "key x": "y"}
+
+
 def test_calls_in_a_fence_of_code_are_read_and_other_fences_stay() -> None:
     call = '[{"name": "f", "arguments": {}}]'
     for text, left, count in (
@@ -331,7 +366,7 @@ def test_hostile_text_takes_a_bounded_number_of_looks_at_each_character(name: st
 def test_the_checkpoints_own_template_wins() -> None:
     template = {
         "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
+        "start_anchor": ["<|im_start|>assistant\n", "<|im_end|>\n"],
         "fields": {
             "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
             "tool_calls": {
@@ -344,6 +379,8 @@ def test_the_checkpoints_own_template_wins() -> None:
             "content": {"close": "<|im_end|>"},
         },
     }
+    assert format_of('<tool_call> "arguments"', None, "hf", "hf") is None
+    assert format_of("", template, "hf", "hf") == format_of("", template)
     found = format_of('<tool_call> "arguments" </think>', template)
     text = '<t>why</t>\n\nHi <call:a-b.c>\n{"x": 1}\n</call><|im_end|>'
     for pieces in cuttings(text):

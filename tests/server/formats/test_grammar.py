@@ -235,6 +235,35 @@ def test_texts_of_strict_tools_follow_patterns_and_lengths(name: str) -> None:
         assert (len(each["part"]) <= 4, 2 <= len(each["short"]) <= 3, each["fixed"]) == (True, True, "a\nb"), each
 
 
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma", "pythonic", "glm", "kimi_k3"])
+def test_schemas_of_several_types_and_odd_keys_are_written_and_read_back(name: str) -> None:
+    properties = {
+        "a-b": {"type": ["integer", "null"]},
+        "c.d": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "e": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 2},
+        "f": {
+            "type": "object",
+            "properties": {"g:h": {"type": "boolean"}},
+            "required": ["g:h"],
+            "additionalProperties": False,
+        },
+    }
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "c", "parameters": schema, "strict": True}}
+    wanted = call_form(form_of(name), asked(tools=[tool]))
+    found = []
+    for seed in range(4):
+        text = walk(wanted.grammar or "", seed, most_tokens=600) or ""
+        found += joined(OutputParser(form_of(name), {"c": schema}).feed(text, is_last=True)).calls
+    assert found
+    for arguments in (json.loads(call.arguments) for call in found):
+        assert [*arguments] == [*properties]
+        assert type(arguments["a-b"]) in (int, type(None))
+        assert arguments["c.d"] in (True, False, None)
+        assert set(arguments["e"]) <= {1, 2}
+        assert type(arguments["f"]["g:h"]) is bool
+
+
 def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags() -> None:
     def form(pattern: str, *, strict: bool) -> StructuredOutputsParams:
         schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
