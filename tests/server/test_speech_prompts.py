@@ -18,6 +18,7 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.tokenizer import Tokenizer as OctavoTokenizer
 from octavo.errors import InvalidRequest
+from octavo.server import speech_prompts
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.speech_prompts import Asked, Task, gap, style_of
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -72,6 +73,17 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
     assert text == f"<user>{'<audio>' * 6}Please transcribe this audio into text<assistant>"
     refused = post(server.url, tone(0.5), language="en").json()["error"]
     assert (refused["param"], "leave it out" in refused["message"]) == ("language", True)
+
+
+def test_a_model_that_repeats_itself_is_stopped_where_the_context_has_room(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.llm, "input", inputs(tmp_path, "granite_speech"))
+    style = speech_prompts._STYLES["GraniteSpeechForConditionalGeneration"]._replace(tokens_per_s=20.0)
+    monkeypatch.setitem(cast("dict[str, Any]", speech_prompts._STYLES), "GraniteSpeechForConditionalGeneration", style)
+    for seconds in (1.5, 10.0):
+        assert post(server.url, tone(seconds)).status_code == 200
+    assert [params.max_tokens for _, _, params, _ in server.llm.requests[-2:]] == [31, None]
 
 
 @pytest.fixture

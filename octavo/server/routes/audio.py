@@ -180,20 +180,13 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
     segments, language, before = list[SpeechSegment](), asked.language, ""
     async with context.open_requests.track(request.receive):
         for piece in heard.pieces:
-            [output] = (await talk.last(piece.prompt, _limited(params, style, piece))).outputs
+            [output] = (await talk.last(piece.prompt, talk.limited(params, style, piece))).outputs
             named, text = style.split(output.text) or (None, output.text)
             language, text = language or named, text.strip()
             if text:
                 segments.append(_segment(len(segments), piece, gap(before, text) + text, output, params))
                 before = text
     return _formatted(asked, segments, task, language or "", heard.seconds)
-
-
-def _limited(params: SamplingParams, style: SpeechStyle, piece: SpokenPiece) -> SamplingParams:
-    """Return the parameters with as many tokens as the piece may have."""
-    if style.tokens_per_s is None:
-        return params
-    return msgspec.structs.replace(params, max_tokens=1 + int((piece.end - piece.start) * style.tokens_per_s))
 
 
 def _segment(
@@ -239,6 +232,7 @@ class _Talk:
     def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
         self.requests = EngineRequests(context, request, asked, "transcr-")
         self._num_prompt_tokens = self._num_new_tokens = 0
+        self._max_model_len = context.max_model_len
         self._last: RequestOutput | None = None
         """Of the prompt that is being answered."""
 
@@ -249,6 +243,14 @@ class _Talk:
         num_in = self._num_prompt_tokens + (0 if last is None else len(last.prompt_token_ids))
         num_out = self._num_new_tokens + (0 if last is None else last.num_generated_tokens)
         return TokenCounts(num_in, num_out, num_in + num_out)
+
+    def limited(self, params: SamplingParams, style: SpeechStyle, piece: SpokenPiece) -> SamplingParams:
+        """Return the parameters with as many tokens as the piece may have, where the context has room for more."""
+        if style.tokens_per_s is None:
+            return params
+        most = 1 + int((piece.end - piece.start) * style.tokens_per_s)
+        room = self._max_model_len - len(piece.prompt.token_ids or ())
+        return msgspec.structs.replace(params, max_tokens=most) if most < room else params
 
     async def ask(self, prompt: list[int], media: MediaInput, params: SamplingParams) -> RequestOutput:
         """Return the last output of a prompt over a window. Raises ApiError."""
@@ -319,7 +321,7 @@ async def _piece_texts(
     last = ""
     for piece in heard.pieces:
         written, num_sent = "", 0
-        outputs = talk.outputs(piece.prompt, _limited(params, style, piece))
+        outputs = talk.outputs(piece.prompt, talk.limited(params, style, piece))
         async with aclosing(outputs):
             async for output in outputs:
                 [part] = output.outputs
