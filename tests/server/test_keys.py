@@ -82,7 +82,11 @@ def test_every_prompt_is_in_the_namespace_of_its_key(server: Served, guarded: Se
 
 
 _FIXED = dict.fromkeys(
-    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/update_weights_from_disk"), 403
+    (
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up"),
+        *("/update_weights_from_disk", "/update_weights"),
+    ),
+    403,
 )
 """The server of these tests loads no adapters while it runs and does not sleep, whoever asks for it."""
 
