@@ -1,4 +1,4 @@
-"""Prefill and decode apart, beside one engine that does both: `python -m benchmarks.split --model PATH`.
+"""Disaggregated prefill, beside one engine that does both: `python -m benchmarks.split --model PATH`.
 
 Requests decode (64 → --output-len tokens), and long prompts (--prompt-len → 16) arrive among them, one every --period
 seconds. Three servers take turns, repetition by repetition:

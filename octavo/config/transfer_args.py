@@ -19,7 +19,7 @@ _ONE_MACHINE = "the engines of one server are on one machine; leave it out, or u
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
-class TransferArgs(ArgumentGroup, heading="Prefill and decode apart, and KV that is kept"):
+class TransferArgs(ArgumentGroup, heading="Disaggregated prefill, and KV that is kept"):
     """Which engines compute prompts and which decode, and where KV blocks are kept besides the cache."""
 
     prefill: int = arg(
@@ -64,7 +64,7 @@ class TransferArgs(ArgumentGroup, heading="Prefill and decode apart, and KV that
 
 
 class TransferConfig(TransferArgs):
-    """Prefill and decode apart, and KV blocks outside the cache.
+    """Disaggregated prefill, and KV blocks outside the cache.
 
     role: of this core, also where a server has cores of both roles. kv_host: an address, or for a core of such a
     server a directory, which begins with "/" and in which the core makes its Unix sockets under names of its own.

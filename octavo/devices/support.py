@@ -42,7 +42,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
         "set it to at most index_topk of config.json",
     ),
     "transfers": Feature(
-        "prefill and decode apart, KV tiers",
+        "disaggregated prefill, KV tiers",
         "role, prefill, kv_host_size or kv_disk",
         lambda config: config.transfer.moves_blocks,
     ),

@@ -1,4 +1,4 @@
-"""What the benchmark of prefill and decode apart makes of streams."""
+"""What the benchmark of disaggregated prefill makes of streams."""
 
 from __future__ import annotations
 

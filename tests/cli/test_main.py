@@ -151,7 +151,7 @@ def test_options_are_grouped_and_tell_their_defaults(command: Command) -> None:
         "Ranks",
         "Replicas",
     ]
-    engine += ["Prefill and decode apart, and KV that is kept", "Logging"]
+    engine += ["Disaggregated prefill, and KV that is kept", "Logging"]
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
     assert "--[no-]enable-prefix-caching" in shown

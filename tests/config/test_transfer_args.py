@@ -1,4 +1,4 @@
-"""Prefill and decode apart: which arguments go together."""
+"""Disaggregated prefill: which arguments go together."""
 
 from __future__ import annotations
 
