@@ -14,6 +14,7 @@ from octavo.config.images import image_settings
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
+from tests.fakes.hearing import make_hearing_checkpoint
 from tests.fakes.vision import make_vision_checkpoint
 
 TEXT: dict[str, Any] = {
@@ -159,3 +160,9 @@ def test_a_size_that_is_none_is_refused_by_the_name_in_the_file(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, key: value}))
     with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an integer"):
         Checkpoint.open(tmp_path)
+
+
+def test_the_name_by_which_vllm_is_told_to_hear_while_one_speaks_is_the_same_model(tmp_path: Path) -> None:
+    path = make_hearing_checkpoint("qwen3_asr", tmp_path)
+    overridden = Checkpoint.open(path, {"architectures": ["Qwen3ASRRealtimeGeneration"]})
+    assert overridden.architecture == Checkpoint.open(path).architecture
