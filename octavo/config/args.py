@@ -37,7 +37,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     )
     tokenizer: str | None = arg(
         None,
-        "Hub name, directory, tokenizer.json, tekken.json or tiktoken.model of the tokenizer; by default the model's.",
+        "Hub name, directory, or file of the tokenizer (tokenizer.json, tekken.json, tokenizer.model, qwen.tiktoken, "
+        "tiktoken.model); by default the model's.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of the model on the hub.")
     tokenizer_revision: str | None = arg(None, "The same for the tokenizer.")

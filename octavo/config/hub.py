@@ -30,7 +30,9 @@ from octavo.gguf.reader import is_gguf, is_mmproj
 _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _GGUF_NAME: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 # fonts are those in which ERNIE draws on frames of videos
-_TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "tiktoken.model", "*.ttf", "artifact.metadata"]
+_TEXT_FILES: Final = [
+    *("*.json", "*.jinja", "*.txt", "tokenizer.model", "tiktoken.model", "qwen.tiktoken", "*.ttf", "artifact.metadata")
+]
 # of a folder that modules.json of sentence-transformers names
 _MODULE_FILES: Final = ("config.json", "model.safetensors", "pytorch_model.bin")
 # heads beside the model of BGE-M3

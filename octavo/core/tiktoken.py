@@ -1,4 +1,4 @@
-"""Kimi's tokenizer files (tiktoken.model) in the layout of tokenizer.json."""
+"""Tokens with ranks as tiktoken has them, in the layout of tokenizer.json: Kimi's, Qwen 1's and GLM-4's files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from octavo.core.byte_level import SPECIAL, byte_level_bpe
 from octavo.errors import CheckpointError, UnsupportedModel
 
 TIKTOKEN_MODEL: Final = "tiktoken.model"
-_CLASS: Final = "TikTokenTokenizer"
+QWEN_TIKTOKEN: Final = "qwen.tiktoken"
+GLM4_CLASS: Final = "ChatGLM4Tokenizer"
+_CLASSES: Final = {TIKTOKEN_MODEL: "TikTokenTokenizer", QWEN_TIKTOKEN: "QWenTokenizer"}
+"""The class of the tokenizer that each file is read for; GLM-4's is in a file whose name others have, too."""
 _NUM_SPECIAL: Final = 256
-"""Tokens behind those with ranks."""
+"""Tokens behind those with ranks, in Kimi's files."""
+_OF_QWEN: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+"""Tokens behind those with ranks, in Qwen's file."""
 _NO_HAN: Final = r"&&[^\p{Han}]]"
 _UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}"
 _END: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -21,7 +26,14 @@ PATTERN: Final = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_END}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_END}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Matches the pieces of a text that tokens do not go beyond."""
+"""Matches the pieces of a text that Kimi's tokens do not go beyond."""
+GPT4: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Likewise, of GPT-4, Llama 3 and GLM-4."""
+QWEN: Final = GPT4.replace("{1,3}", "")
+"""Likewise, of Qwen."""
 
 
 def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -31,28 +43,52 @@ def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     beside = file.parent / "tokenizer_config.json"
     kind, stated = _read_config(beside)
-    if kind != _CLASS:
+    expected = _CLASSES.get(file.name, GLM4_CLASS)
+    if kind != expected:
         raise UnsupportedModel(
-            f"{beside}: tokenizer_class is {kind!r}, expected {_CLASS!r}, Kimi's; how another one cuts texts "
-            f"{TIKTOKEN_MODEL} does not say: put a tokenizer.json into the folder"
+            f"{beside}: tokenizer_class is {kind!r}, expected {expected!r}; how another one cuts texts "
+            f"{file.name} does not say: put a tokenizer.json into the folder"
         )
     try:
         ranks = _read_ranks(file)
-        places = range(len(ranks), len(ranks) + _NUM_SPECIAL)
-        if others := [place for place in stated if place not in places]:
-            raise CheckpointError(
-                f"{beside}: added_tokens_decoder has the id {others[0]}, expected {places[0]} to {places[-1]}, those "
-                f"behind the {len(ranks):,} tokens of {TIKTOKEN_MODEL}; download both files of one model again"
-            )
-        added = [
-            {**SPECIAL, "content": f"<|reserved_token_{place}|>", **stated.get(place, {}), "id": place}
-            for place in places
-        ]
-        return byte_level_bpe(ranks, 0, PATTERN, added), {}
+        if expected == GLM4_CLASS:
+            added = [{**SPECIAL, **entry, "id": place} for place, entry in sorted(stated.items())]
+            return with_prefix(byte_level_bpe(ranks, 0, GPT4, added), "[gMASK]", "<sop>"), {}
+        if file.name == QWEN_TIKTOKEN:
+            names = enumerate(_OF_QWEN, len(ranks))
+            added = [{**SPECIAL, "id": place, "content": content} for place, content in names]
+            return {**byte_level_bpe(ranks, 0, QWEN, added), "normalizer": {"type": "NFC"}}, {}
+        return byte_level_bpe(ranks, 0, PATTERN, _of_kimi(beside, stated, len(ranks))), {}
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{file}: is not a usable tokenizer ({error!r:.200}); download it again") from error
+
+
+def with_prefix(contents: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the contents of a tokenizer.json with which these added tokens stand before each text. Raises
+    ValueError."""
+    ids = {each["content"]: each["id"] for each in contents["added_tokens"]}
+    if lacking := [name for name in names if name not in ids]:
+        raise ValueError(f"its added tokens lack {lacking[0]}")
+    first = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    text, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    tokens = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in names}
+    post = {"single": [*first, text], "pair": [*first, text, second], "special_tokens": tokens}
+    return {**contents, "post_processor": {"type": "TemplateProcessing", **post}}
+
+
+def _of_kimi(beside: Path, stated: dict[int, dict[str, Any]], num_ranks: int) -> list[dict[str, Any]]:
+    """Return Kimi's added tokens. Raises CheckpointError."""
+    places = range(num_ranks, num_ranks + _NUM_SPECIAL)
+    if others := [place for place in stated if place not in places]:
+        raise CheckpointError(
+            f"{beside}: added_tokens_decoder has the id {others[0]}, expected {places[0]} to {places[-1]}, those "
+            f"behind the {num_ranks:,} tokens of {TIKTOKEN_MODEL}; download both files of one model again"
+        )
+    return [
+        {**SPECIAL, "content": f"<|reserved_token_{place}|>", **stated.get(place, {}), "id": place} for place in places
+    ]
 
 
 def _read_config(file: Path) -> tuple[Any, dict[int, dict[str, Any]]]:

@@ -319,11 +319,6 @@ def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
             raise CheckpointError(f"{file}: is not a usable tokenizer ({error}); download it again") from error
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return _byte_level_bpe(path), {}
-    if (path / "tokenizer.model").is_file():
-        raise CheckpointError(
-            f"{path}: has a sentencepiece tokenizer.model but no {TOKENIZER_JSON}; convert it once with "
-            f"transformers: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
-        )
     raise CheckpointError(
         f"{path}: has no {TOKENIZER_JSON}; copy it there from where the model came from, or name the model that "
         "the tokenizer belongs to with the argument tokenizer"

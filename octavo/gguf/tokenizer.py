@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.core.sentence_pieces import piece_merges
+from octavo.core.tiktoken import GPT4, QWEN
 from octavo.core.tiktoken import PATTERN as KIMI
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.encoder_tokenizer import add_ends, unigram, word_piece, word_pieces
@@ -22,11 +24,7 @@ _SPECIAL = (_UNKNOWN, _CONTROL)
 _WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3: Final = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
-_QWEN2: Final = _LLAMA3.replace("{1,3}", "")
-_QWEN35: Final = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_QWEN35: Final = QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASES: Final = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+END|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*END"
 _TEKKEN: Final = _CASES.replace("END", "") + rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -51,11 +49,11 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("default", ""), _DEFAULT),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "trillion"), (_WORDS,)),
     **dict.fromkeys(("roberta-bpe", "modern-bert"), (_WORDS,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), (_LLAMA3,)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), (GPT4,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (GPT4,)),
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "bailingmoe", "bailingmoe2"),
-        (_QWEN2,),
+        (QWEN,),
     ),
     "qwen35": (_QWEN35,),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (r"\p{N}", _WORDS)),
@@ -196,7 +194,7 @@ def _sentence_pieces(file: GGUFFile, ids: dict[str, int], types: list[int]) -> B
     unknown_text = next((token for token, number in ids.items() if number == unknown), None)
     has_bytes = _BYTE in types
     pieces = {token: number for token, number in ids.items() if types[number] in (_NORMAL, _USER_DEFINED, _UNUSED)}
-    merges = _stated_merges(file) if states_merges else _merges(pieces, scores)
+    merges = _stated_merges(file) if states_merges else piece_merges(pieces, scores)
     model = models.BPE(ids, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=has_bytes)
     backend = Tokenizer(model)
     starts_with_space = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not states_merges))
@@ -205,18 +203,6 @@ def _sentence_pieces(file: GGUFFile, ids: dict[str, int], types: list[int]) -> B
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if starts_with_space else [])])
     return backend
-
-
-def _merges(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the pairs that make pieces, best first: a pair is as good as the score of the piece that it makes."""
-    found = []
-    for piece, number in pieces.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
-                found.append((-scores[number], number, pieces[left], pieces[right], left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
 
 
 def _listed(file: GGUFFile, name: str) -> list[Any]:

@@ -33,7 +33,7 @@ class Matchers:
     """Compiles grammars for a vocabulary, which is read when the first one is wanted."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """tokenizer: a tokenizer.json, tekken.json or tiktoken.model, or the directory that has it."""
+        """tokenizer: a tokenizer.json or a file in its place, or the directory that has it."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)

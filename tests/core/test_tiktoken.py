@@ -1,10 +1,11 @@
-"""Kimi's tokenizer files cut texts as the code beside them does, and serve grammars."""
+"""Files of tokens with ranks cut texts as the code beside them does, and serve grammars."""
 
 from __future__ import annotations
 
 import base64
 import json
 import random
+import unicodedata
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -16,7 +17,7 @@ import regex
 
 from octavo.config.draft_config import _tokens
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.core.tiktoken import PATTERN
+from octavo.core.tiktoken import GPT4, PATTERN, QWEN
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.structured_output.matchers import Matchers
@@ -30,8 +31,8 @@ LISTED = {"[BOS]": True, "[EOS]": True, "<|im_end|>": True, "<|tool_call_begin|>
 CONFIG = {"tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "eos_token": "[EOS]"}
 
 
-def pieces(text: str) -> list[bytes]:
-    return [found.group().encode() for found in regex.finditer(f"(?V1){PATTERN}", text)]
+def pieces(text: str, pattern: str = PATTERN) -> list[bytes]:
+    return [found.group().encode() for found in regex.finditer(f"(?V1){pattern}", text)]
 
 
 @cache
@@ -52,10 +53,10 @@ def ranks() -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
 
 
-def cut(text: str) -> list[int]:
+def cut(text: str, pattern: str = PATTERN) -> list[int]:
     """What tiktoken computes: of all pairs in a piece the one whose token has the lowest rank is joined first."""
     made = []
-    for piece in pieces(text):
+    for piece in pieces(text, pattern):
         parts = [bytes([byte]) for byte in piece] if piece not in ranks() else [piece]
         while True:
             joined = [(ranks().get(a + b, 1 << 30), at) for at, (a, b) in enumerate(pairwise(parts))]
@@ -167,4 +168,34 @@ def test_files_of_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(CheckpointError, match="download it again"):
+        Tokenizer.open(tmp_path)
+
+
+def test_qwen_1_writes_characters_in_one_way_and_has_tokens_of_its_own(tmp_path: Path) -> None:
+    (write(tmp_path, tokenizer_class="QWenTokenizer", added_tokens_decoder={}) / "tiktoken.model").rename(
+        tmp_path / "qwen.tiktoken"
+    )
+    tokenizer, first = Tokenizer.open(tmp_path), len(ranks())
+    assert tokenizer.encode(TEXT) == cut(unicodedata.normalize("NFC", TEXT), QWEN)
+    chat = "<|im_start|>user\nhats<|im_end|>\n"
+    assert tokenizer.encode(chat) == [first + 1, *cut("user\nhats", QWEN), first + 2, *cut("\n", QWEN)]
+    assert tokenizer.encode("<|endoftext|><|extra_204|>") == [first, first + 207]
+    assert Tokenizer.open(tmp_path / "qwen.tiktoken").encode(chat) == tokenizer.encode(chat)
+
+
+def test_glm_4_begins_each_text_with_two_tokens(tmp_path: Path) -> None:
+    names = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|user|>"]
+    first = len(ranks())
+    listed = {str(first + place): {"content": name, "special": True} for place, name in enumerate(names)}
+    write(tmp_path, tokenizer_class="ChatGLM4Tokenizer", added_tokens_decoder=listed)
+    (tmp_path / "tiktoken.model").rename(tmp_path / "tokenizer.model")
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.encode(TEXT) == [first + 2, first + 4, *cut(TEXT, GPT4)]
+    chat = "[gMASK]<sop><|user|>\nhats"
+    assert tokenizer.encode(chat, add_special_tokens=False) == [first + 2, first + 4, first + 6, *cut("\nhats", GPT4)]
+    del listed[str(first + 4)]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": listed})
+    )
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: is not a usable tokenizer .* lack <sop>"):
         Tokenizer.open(tmp_path)

@@ -148,9 +148,10 @@ def test_directory_without_a_tokenizer_is_told_so(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
 
 
-def test_sentencepiece_file_alone_comes_with_how_to_convert_it(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="convert it once"):
+@pytest.mark.parametrize("data", [b"", b"x", b"\x0a\x7f\x01", b"\xff" * 40, b"<!DOCTYPE html>", b"aGk= 0\naGs= 1\n"])
+def test_a_damaged_sentencepiece_file_is_named(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: is not a usable tokenizer .* put a tokenizer\.json"):
         Tokenizer.open(tmp_path)
 
 
