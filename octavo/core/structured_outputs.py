@@ -22,6 +22,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json: a JSON schema, as text or as an object. json_object: any JSON object. regex: the text matches it as a whole.
     choice: one of these texts. grammar: in Lark's or llama.cpp's (GBNF) notation. structural_tag: free text in which
     regions between tags have schemas. disable_any_whitespace: JSON without white space between its parts.
+    disable_additional_properties: objects of schemas that list their properties have no others, unless they say so.
 
     The other fields set where the form begins. A special token's name in their texts stands for that token.
 
@@ -40,6 +41,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     grammar: str | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
     reasoning_begin: str = ""
     reasoning_end: str = ""
     reasoning_budget: int | None = None

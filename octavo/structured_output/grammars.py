@@ -16,6 +16,7 @@ from octavo.structured_output.bounds import (
     excess_of_tags,
     is_lark,
 )
+from octavo.structured_output.closed_schemas import closed
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -39,8 +40,10 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     try:
         match params.form:
             case "json":
-                _refuse(params, excess_of_schemas([json.loads(params.json or "")]))
-                return LLMatcher.grammar_from_json_schema(params.json or "", overrides=options)
+                schema = json.loads(params.json or "")
+                _refuse(params, excess_of_schemas([schema]))
+                text = json.dumps(closed(schema)) if params.disable_additional_properties else params.json or ""
+                return LLMatcher.grammar_from_json_schema(text, overrides=options)
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
             case "regex":
@@ -52,7 +55,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
                 _refuse(params, excess_of_lark(lark))
                 return LLMatcher.grammar_from_lark(lark)
             case _:
-                tags = _tags(params.structural_tag or "")
+                tags = _tags(params.structural_tag or "", is_closed=params.disable_additional_properties)
                 _refuse(params, excess_of_tags(tags))
                 return StructTag.to_grammar([StructTag(**each) for each in tags])
     except InvalidRequest:
@@ -146,7 +149,7 @@ def _refuse(params: StructuredOutputsParams, excess: Excess | None) -> None:
         raise _refused(params, f"it has {count:,} {what}, must have at most {most:,}; make it smaller")
 
 
-def _tags(text: str) -> list[dict[str, Any]]:
+def _tags(text: str, *, is_closed: bool) -> list[dict[str, Any]]:
     """Return the regions of a structural tag: {"structures": [{"begin", "schema", "end"}], "triggers": […]}."""
     tag = json.loads(text)
     structures, triggers = tag.get("structures"), tag.get("triggers")
@@ -156,7 +159,7 @@ def _tags(text: str) -> list[dict[str, Any]]:
         {
             "trigger": _trigger_of(each["begin"], triggers),
             "begin": each["begin"],
-            "grammar": each["schema"],
+            "grammar": closed(each["schema"]) if is_closed else each["schema"],
             "end": each["end"],
         }
         for each in structures

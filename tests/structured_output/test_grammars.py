@@ -3,13 +3,22 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.structured_output.closed_schemas import closed
 from octavo.structured_output.grammars import check_grammar, grammar_of
+
+
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    """Return a vocabulary of the bytes."""
+    return LLTokenizer("byte")
 
 
 def form(**fields: Any) -> StructuredOutputsParams:
@@ -37,6 +46,35 @@ def form(**fields: Any) -> StructuredOutputsParams:
 )
 def test_grammars_of_every_form_are_accepted(good: StructuredOutputsParams) -> None:
     check_grammar(good)
+
+
+def test_objects_that_list_their_properties_may_have_no_others() -> None:
+    inner = {"properties": {"b": {"type": "null"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"anyOf": [{"type": "array", "items": inner}]}, "properties": {"$ref": "#/$defs/o"}},
+        "$defs": {"o": {"type": "object", "patternProperties": {"^x$": {}}, "additionalProperties": {"type": "null"}}},
+    }
+    given = json.dumps(schema)
+
+    def admits(text: str, **options: bool) -> bool:
+        matcher = LLMatcher(byte_tokenizer(), grammar_of(form(json=schema, **options)))
+        return matcher.try_consume_tokens([*text.encode()]) == len(text.encode()) and matcher.is_accepting()
+
+    for text, is_closed in (
+        ('{"a": [{"b": null}]}', True),
+        ('{"a": [{"b": null, "c": 1}]}', False),
+        ('{"z": 1}', False),
+        ('{"properties": {"q": null}}', True),
+    ):
+        assert admits(text, disable_additional_properties=True) is is_closed
+        assert admits(text)
+    assert json.dumps(schema) == given
+    assert closed(True) is True
+    tag = {"structures": [{"begin": "<a>", "schema": inner, "end": "</a>"}], "triggers": ["<a"]}
+    assert '"additionalProperties": false' in grammar_of(
+        form(structural_tag=tag, disable_additional_properties=True)
+    ).replace('\\"', '"').replace('":false', '": false')
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def test_calls_in_a_fence_of_code_are_read_and_other_fences_stay() -> None:
 def test_arguments_of_a_call_that_is_cut_are_not_closed(name: str) -> None:
     text = TEXTS[name]
     whole = read(form(name), [text], tools=TOOLS).calls
-    for end in range(0, len(text), 7):
+    for end in range(0, len(text), 23):
         parser = OutputParser(form(name), TOOLS)
         calls = output_of(parser, [text[:end]]).calls
         assert [each.name for each in calls] == [each.name for each in whole[: len(calls)]]
@@ -352,8 +352,8 @@ def test_hostile_text_takes_a_bounded_number_of_looks_at_each_character(name: st
     calls = form(name).calls
     assert calls is not None
     mark = calls.opens[0].pieces[0].literal
-    bodies = ("<" * 3000, mark[:-1] * 500, mark * 200, mark + " " * 3000, mark + '{"name": ' * 300, mark + "[" * 3000)
-    for text in (*bodies, mark + "f" * 3000, mark + '{"name": "f", "arguments": {"a": "' + "\\" * 3000):
+    bodies = ("<" * 1200, mark[:-1] * 200, mark * 80, mark + " " * 1200, mark + '{"name": ' * 300, mark + "[" * 1200)
+    for text in (*bodies, mark + "f" * 1200, mark + '{"name": "f", "arguments": {"a": "' + "\\" * 1200):
         parser = OutputParser(form(name), TOOLS)
         num_chars = 0
         for char in text:
