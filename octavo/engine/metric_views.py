@@ -21,10 +21,12 @@ _SAME: Final = (
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
     *("spec_decode_num_accepted_tokens_per_pos", "lora_requests_info"),
     *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+    "request_max_num_generation_tokens",
 )
 _NAMES: Final = {name: (name,) for name in _SAME} | {
     "kv_cache_usage_perc": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),  # the second is that of older versions
     "time_per_output_token_seconds": ("request_time_per_output_token_seconds",),
+    "open_websockets": ("websocket_connections_active",),
     "fetched_tokens": ("external_prefix_cache_hits",),
 }
 """vLLM's names of octavo's metrics. The others are octavo's own, or vLLM counts something else under their names."""

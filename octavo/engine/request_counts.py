@@ -26,6 +26,7 @@ HISTOGRAMS: Final = {
     "request_inference_time_seconds": ("From the first step of a request to its last token.", _LONG_S),
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Tokens of a generated sequence.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of the longest sequence of a request.", _TOKENS),
 }
 """What each counts, and the upper limits of its buckets, in seconds or tokens; the last bucket, +Inf, is not listed."""
 
@@ -80,10 +81,12 @@ class RequestCounts:
     ) -> None:
         """Add a request that has ended; lengths and reasons are by sequence."""
         self.finished.update(finish_reasons)
+        longest = max(num_generated_tokens, default=0)
         observed = {
             "time_to_first_token_seconds": metrics.time_to_first_token,
             "request_queue_time_seconds": metrics.time_in_queue,
             "request_prompt_tokens": num_prompt_tokens,
+            "request_max_num_generation_tokens": longest,
         }
         if metrics.finished_time is not None:
             observed["e2e_request_latency_seconds"] = metrics.finished_time - metrics.arrival_time
@@ -94,7 +97,7 @@ class RequestCounts:
                 "request_decode_time_seconds": last - first,
                 "request_inference_time_seconds": last - began,
             }
-            if (longest := max(num_generated_tokens, default=0)) > 1:
+            if longest > 1:
                 observed["time_per_output_token_seconds"] = (last - first) / (longest - 1)
         for name, value in observed.items():
             if value is not None:

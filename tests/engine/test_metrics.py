@@ -86,6 +86,7 @@ def test_request_that_ended_is_in_every_histogram() -> None:
         "time_per_output_token_seconds": 0.5,
         "request_prompt_tokens": 9,
         "request_generation_tokens": 8,
+        "request_max_num_generation_tokens": 5,
     }.items():
         assert found[f"octavo:{name}_sum"] == total
 
@@ -137,6 +138,8 @@ def test_dashboards_of_vllm_find_its_names_and_labels_and_the_same_values() -> N
         ('external_prefix_cache_hits_total{engine="0",model_name="m"}', "3.0"),
         ('prompt_tokens_total{engine="1",model_name="m"}', "8.0"),
         ('request_success_total{engine="0",finished_reason="stop",model_name="m"}', "1.0"),
+        ('request_max_num_generation_tokens_sum{engine="0",model_name="m"}', "4.0"),
+        ('websocket_connections_active{engine="0",model_name="m"}', "0.0"),
         ('request_prefill_time_seconds_sum{engine="0",model_name="m"}', "2.0"),
         ('request_decode_time_seconds_sum{engine="0",model_name="m"}', "3.0"),
         ('request_inference_time_seconds_sum{engine="0",model_name="m"}', "5.0"),

@@ -80,6 +80,14 @@ def test_windows_follow_each_other_and_the_text_is_theirs(hearing: Served) -> No
     assert len({prompt.media[0].digest for _, prompt, _, _ in hearing.llm.requests}) == 2
 
 
+def test_a_window_has_at_most_the_tokens_that_are_asked_for(hearing: Served) -> None:
+    client_of(hearing.url).transcriptions.create(
+        model="letters", file=("a.wav", wav(0.5)), language="fr", extra_body={"max_completion_tokens": "3"}
+    )
+    limits = [params.max_tokens for _, _, params, _ in hearing.llm.requests if params.prompt_logprobs is None]
+    assert set(limits) == {3}
+
+
 def test_every_format_is_there(hearing: Served) -> None:
     create = client_of(hearing.url).transcriptions.create
     common: Any = {"model": "letters", "file": ("a.wav", wav(0.5)), "language": "fr", "temperature": 1.0}
