@@ -145,7 +145,7 @@ class YoutuForCausalLM(LatentDecoder):
 
 
 def _perhaps_biased(c: Checkpoint) -> Mixture:
-    mixture = corrected(c)
+    mixture = corrected(c, correction="e_score_correction_bias")
     return mixture if c.bool("router_enable_expert_bias", False) else replace(mixture, correction=None)
 
 

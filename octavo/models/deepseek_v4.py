@@ -167,9 +167,17 @@ class HashedLayer(HyperLayer):
 
 
 class DeepseekV4ForCausalLM(StreamsDecoder):
-    """The whole model. Its prediction layer attends to a window alone, and chooses experts by itself."""
+    """The whole model. Its prediction layer attends to a window alone, and chooses experts by itself.
 
-    IGNORED = (*StreamsDecoder.IGNORED, r"mtp\..*")
+    Of one that reads images it is the text: what projects them, and corrections of routers for their tokens, are left.
+    """
+
+    IGNORED = (
+        *StreamsDecoder.IGNORED,
+        r"mtp\..*",
+        r"aligner\..*|image_(start|end|newline|pad)",
+        r"layers\.\d+\.mlp\.gate\.(bias_vl|e_score_correction_bias)",
+    )
 
     @classmethod
     def read(cls, c: Checkpoint) -> DeepseekV4Config:
@@ -235,6 +243,9 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
         for pattern, own in _RELEASED:
             name = pattern.sub(own, name)
         return name
+
+
+DeepseekV4ForConditionalGeneration = DeepseekV4ForCausalLM
 
 
 def _read_rope(c: Checkpoint, dim: int, kind: str) -> Rope:

@@ -167,7 +167,11 @@ _OTHER_NAMES: Final = {
 }
 _FILE_OF: Final = {
     _OTHER_NAMES.get(family, f"{family}ForCausalLM"): file for file, families in _FILES.items() for family in families
-} | {"Glm5NextForCausalLM": "glm5_next", "MiniMaxM3SparseForCausalLM": "minimax_m3"}
+} | {
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "Glm5NextForCausalLM": "glm5_next",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3",
+}
 
 
 class ModelClass(Protocol):

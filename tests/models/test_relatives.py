@@ -65,6 +65,16 @@ def minimax_m3(folder: Path) -> tuple[Path, Tensor]:
     return text_alone("minimax_m3_vl", "MiniMaxM3SparseForCausalLM", "minimax_m3_text", folder)
 
 
+def deepseek_v4(folder: Path) -> tuple[Path, Tensor]:
+    path = make_checkpoint("deepseek_v4", folder)
+    expected, tensors = logits(path), load_file(path / "model.safetensors")
+    start = next(name for name in tensors if name.endswith("layers.0.ffn.gate.weight")).removesuffix("weight")
+    others = {f"{start}bias": torch.ones(6), f"{start}bias_vl": torch.ones(6), "vision.a.weight": torch.ones(2)}
+    others |= {"aligner.w1.weight": torch.ones(2), "image_start": torch.ones(32), "image_newline": torch.ones(32)}
+    rewrite(path, tensors | others, architectures=["DeepseekV4ForConditionalGeneration"], vision_n_layers=1)
+    return path, expected
+
+
 def mimo_v2(folder: Path) -> tuple[Path, Tensor]:
     path = make_checkpoint("mimo_v2_flash", folder)
     expected, tensors = logits(path), load_file(path / "model.safetensors")
@@ -179,7 +189,7 @@ def pangu(folder: Path) -> tuple[Path, Tensor]:
     expected = oracle(path, change)
     for name in [each for each in own if each.endswith("post_attention_layernorm.weight")]:
         own[name.replace("post_attention", "pre_mlp")] = own.pop(name)
-    names = {name: name.replace(".new", ".weight") for name in own}
+    names = {name: name.replace(".new", ".weight").replace(".gate.e_score", ".e_score") for name in own}
     rewrite(
         path,
         {names[name]: each for name, each in own.items()},
@@ -241,7 +251,7 @@ def step3(folder: Path) -> tuple[Path, Tensor]:
 
 
 EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
-EXACT["ling3"] = ling3
+EXACT |= {"deepseek_v4": deepseek_v4, "ling3": ling3}
 NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite, "puzzle": puzzle}
 
 
