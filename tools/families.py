@@ -58,6 +58,8 @@ _AROUND = {
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
     "minicpmv": ("qwen2", {*MINICPM_V}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
+    "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
+    "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),
     "phi3_v": ("phi3", {"Phi3VForCausalLM"}),
 }
 """Families that read images and that no class of transformers computes: that of the text model, and architectures."""

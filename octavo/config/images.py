@@ -15,6 +15,7 @@ from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
 from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_settings
+from octavo.config.released_ovis import OVIS, ovis_patches, ovis_settings
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -43,7 +44,10 @@ READ_IMAGES: Final = frozenset(
         ),
         *("Glm5Next", "HYV4VL", "Keye", "KeyeVL1_5", "MiniMaxM3Sparse", "OpenCUA"),
     )
-) | {*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM", *MINICPM_V, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI}
+) | {
+    *(*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
+    *(*MINICPM_V, *OVIS, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI),
+}
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
@@ -124,6 +128,7 @@ _LAYOUTS: Final[tuple[tuple[tuple[str, ...], str | None, Callable[[Section], Map
     ((ERNIE_VL,), "min_pixels", ernie_settings),
     ((PHI4, PHI4_RELEASED), "dynamic_hd", phi4_settings),
     ((MINIMAX_M3,), None, lambda found: minimax_settings(found.values)),
+    (OVIS, None, ovis_settings),
     (NEMOTRON_OMNI, None, lambda found: nemotron_settings(found.values)),
 )
 """Other layouts of settings: the architectures, a key by which it is recognised (None: any), and what translates it."""
@@ -148,6 +153,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
+            if checkpoint.architecture in OVIS:
+                own |= ovis_patches(checkpoint.stored.part("vision_config"))
             _check_patches(found, checkpoint.stored)
             if checkpoint.architecture == "MllamaForConditionalGeneration":
                 _check_tiles(found, checkpoint.stored)

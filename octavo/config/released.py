@@ -10,6 +10,7 @@ from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
 from octavo.config.released_minicpm import MINICPM_V, minicpm_layout
 from octavo.config.released_names import with_todays_names
+from octavo.config.released_ovis import OVIS, ovis_layout
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -71,6 +72,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return ernie_layout(config, where)
     if only in MINICPM_V:
         return minicpm_layout(config, where)
+    if only in OVIS and "vision_config" not in config:
+        return ovis_layout(config, where)
     if only == PHI3V:
         return phi3v_layout(config, where)
     if only in (PHI4, PHI4_RELEASED):

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
 from octavo.config.released_minicpm import MINICPM_V
+from octavo.config.released_ovis import OVIS
 from octavo.config.section import shown
 from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.distributed.mesh import Mesh
@@ -66,7 +67,10 @@ _FAMILY_OF_TYPE: Final = {
     "unlimited_ocr": "deepseek",
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
-_READERS: Final = dict.fromkeys(MINICPM_V, ("minicpm_encoder", "MiniCPMReader"))
+_READERS: Final = {
+    **dict.fromkeys(MINICPM_V, ("minicpm_encoder", "MiniCPMReader")),
+    **dict.fromkeys(OVIS, ("ovis_encoder", "OvisReader")),
+}
 """By architecture: the file and the class of what reads images, where text models of several families have it."""
 _FILES: Final = {
     "corrected_mixtures": (

@@ -36,7 +36,7 @@ _OTHER_PARTS: Final = re.compile(
 )
 """Encoders of images and sound, what projects their results, and layers that predict further tokens."""
 _OF_ENCODERS: Final = re.compile(
-    r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|resampler|sam_model|tts|vpm|"
+    r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|resampler|sam_model|tts|visual_tokenizer|vte|vpm|"
     r"view_sep[ae]rator|vqmodel)(?:\..*)?"
 )
 """Names of such parts in models that read images or sound, which text models have for other things."""

@@ -20,6 +20,7 @@ from octavo.config.released_kimi import KIMI
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_ovis import OVIS
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.distributed.mesh import Mesh
@@ -54,10 +55,11 @@ _LIBRARY: Final = {
 _CONFIGS: Final = {
     MINIMAX_M3: "MiniMaxM3VLConfig",
     **dict.fromkeys((*MINICPM_V, PHI3V), "LlavaConfig"),
+    **dict.fromkeys(OVIS, "PaddleOCRVLConfig"),
     **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, OPEN_CUA, PHI3V, *NEMOTRON_OMNI}
+_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, OPEN_CUA, *OVIS, PHI3V, *NEMOTRON_OMNI}
 """Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",

@@ -14,6 +14,7 @@ from octavo.config.released_kimi import KIMI
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_ovis import OVIS
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -68,6 +69,10 @@ def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     height, width = _qwen_grid(context, arrays)
     return [token] * (height * width)
+
+
+def _ovis_2_5(context: Context, token: int, arrays: Arrays) -> list[int]:
+    return [token, *_qwen(context, token, arrays), token]
 
 
 def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
@@ -301,6 +306,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "OpenCUAForConditionalGeneration": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
+    **dict.fromkeys(
+        OVIS,
+        Family(_ovis_2_5, ("pixel_values", "image_grid_thw"), word="<image>", token_word="<|image_pad|>"),
+    ),
     "PaddleOCRVLForConditionalGeneration": _QWEN,
     PHI3V: Family(_phi3v, _SIZED, word="<|image_{}|>"),
     "PaliGemmaForConditionalGeneration": Family(_llava, arranged=paligemma_prompt),

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from octavo.config import released_ovis
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.section import Section
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.multimodal.phi3v_images import Phi3VImages
@@ -27,10 +29,11 @@ from octavo.ops.registry import bind
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_tokenizer
-from tests.fakes.vision_sizes import IMAGE, TOWER, VIDEO, Settings, tf
+from tests.fakes.vision_sizes import IMAGE, PIXELS, TOWER, VIDEO, Settings, tf
 
 pytestmark = pytest.mark.slow
 
+PADDLE = "PaddleOCRVLForConditionalGeneration"
 VISION = {**TOWER, "image_size": 98, "hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -291,3 +294,79 @@ def test_minicpm_v_resamples_slices(version: str, family: str, tmp_path: Path) -
     assert bits(generate(path, prompts, max_num_batched_tokens=5)) == bits(whole)
     assert whole[0].prompt_token_ids is not None
     assert whole[0].prompt_token_ids.count(VIDEO) == 12
+
+
+def make_ovis(path: Path) -> Path:
+    """Make a checkpoint of PaddleOCR-VL one of Ovis 2.5, whose text model is Qwen3."""
+    path = make_vision_checkpoint("paddleocr_vl", path)
+    text = make_checkpoint("qwen3", path / "text", num_hidden_layers=1)
+    config = json.loads((text / "config.json").read_text())
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        f"visual_tokenizer.vit.{name.removeprefix('visual.')}": each
+        for name, each in load_file(path / "model.safetensors").items()
+        if name.startswith("visual.")
+    }
+    found |= {f"llm.{name}": each for name, each in load_file(text / "model.safetensors").items()}
+    shapes = {"head.0.weight": (12, 128), "head.1.weight": (12,), "head.1.bias": (12,)}
+    found |= {f"visual_tokenizer.{name}": torch.randn(each, generator=generator) for name, each in shapes.items()}
+    found["vte.weight"] = torch.randn(16, config["hidden_size"], generator=generator)
+    save_file(found, path / "model.safetensors")
+    stated = json.loads((path / "config.json").read_text())["vision_config"]
+    vision = {name: stated[name] for name in TOWER}
+    vision |= {"hidden_stride": 2, "temporal_patch_size": 1, "use_rope": True, "preserve_original_pe": True}
+    vision |= {"fullatt_block_indexes": None, "num_patches": -1, "model_type": "siglip2_navit", "window_size": 112}
+    own = {"architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 16, "image_token_id": IMAGE}
+    (path / "config.json").write_text(json.dumps({**own, "llm_config": config, "vit_config": vision}))
+    settings = {"size": {"height": 512, "width": 512}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (path / "preprocessor_config.json").write_text(
+        json.dumps({**settings, "image_processor_type": "SiglipImageProcessor"})
+    )
+    return path
+
+
+def test_ovis_2_5_reads_shares_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(released_ovis, "_PIXELS", PIXELS)
+    oracle = load_vision_oracle(make_vision_checkpoint("paddleocr_vl", tmp_path / "other"), PADDLE).model.visual
+    path = make_ovis(tmp_path / "model")
+    found, arrays = encoded(path)
+    tensors = load_file(path / "model.safetensors")
+    tower, grid = oracle.vision_model, arrays["image_grid_thw"]
+    _, rows, columns = grid[0].tolist()
+    with torch.inference_mode():
+        table = tower.embeddings.position_embedding.weight.T.view(1, 32, 4, 4)
+        places = F.interpolate(table, (rows, columns), mode="bicubic")[0].flatten(1).T
+        x = tower.embeddings.patch_embedding(arrays["pixel_values"]).flatten(1) + places
+        seen = tower.encoder(inputs_embeds=x, grid_thw=grid).last_hidden_state.view(rows, columns, 32)
+        blocks = [
+            seen[row : row + 2, column : column + 2].reshape(-1)
+            for row in range(0, rows, 2)
+            for column in range(0, columns, 2)
+        ]
+        norm = [tensors[f"visual_tokenizer.head.1.{each}"] for each in ("weight", "bias")]
+        made = F.layer_norm(torch.stack(blocks) @ tensors["visual_tokenizer.head.0.weight"].T, (12,), *norm)
+        vectors = tensors["vte.weight"]
+        expected = torch.cat([vectors[12:13], made.softmax(-1) @ vectors[:12], vectors[13:14]])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert bits(generate(path, PROMPTS)) == bits(generate(path, PROMPTS, max_num_batched_tokens=5))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["MiniCPMV"], "version": 2.5}, "version is 2.5, expected one of 2.6, 4.0, 4.5"),
+        ({"architectures": ["MiniCPMV"], "version": 2.6}, "vision_config is missing, expected the sizes"),
+        ({"architectures": ["Ovis2_5"], "llm_config": {}}, "vit_config is missing, expected the sizes"),
+        (
+            {"architectures": ["Ovis2_5"], "llm_config": {"a": 1}, "vit_config": {"fullatt_block_indexes": "1|2"}},
+            "vit_config.fullatt_block_indexes is .*, expected null",
+        ),
+        (
+            {"architectures": ["Phi3VForCausalLM"], "embd_layer": {"hd_transform_order": "glb_sub"}},
+            "hd_transform_order is .glb_sub., expected .sub_glb.",
+        ),
+    ],
+)
+def test_values_that_no_release_has_are_refused_by_name(config: dict[str, Any], said: str) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModel), match=said):
+        Checkpoint(Path("released"), config)
