@@ -150,7 +150,7 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         found = _stored_settings(checkpoint, file)
         if "image_processor_type" in found.values:
             name = found.str("image_processor_type")
-            own = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
+            own: dict[str, Any] = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
             if name.startswith("MiniCPMV"):  # the encoder's
                 own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
             if checkpoint.architecture in OVIS:

@@ -25,9 +25,9 @@ class _Encoder(nn.Module):
 
         vision = library.vision_config
         made: Any = paddle.PaddleOCRVisionModel
-        self.visual_tokenizer: Any = nn.ModuleDict({"vit": made._from_config(vision)})
-        self._tower = [self.visual_tokenizer["vit"].vision_model]
-        del self._tower[0].post_layernorm
+        tower: Any = made._from_config(vision)
+        del tower.vision_model.post_layernorm
+        self.visual_tokenizer: Any = nn.ModuleDict({"vit": tower})
         self._side = vision.spatial_merge_size
         width, rows = vision.hidden_size * self._side**2, library.visual_vocab_size
         parts = {"0": nn.Linear(width, rows - _NUM_INDICATORS, bias=False), "1": nn.LayerNorm(rows - _NUM_INDICATORS)}
@@ -36,7 +36,7 @@ class _Encoder(nn.Module):
 
     def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
         """patches [patches, 3, patch, patch] by rows, grid [1, (1, rows, columns)] → [vectors, hidden]."""
-        tower, (_, rows, columns) = self._tower[0], grid[0].tolist()
+        tower, (_, rows, columns) = self.visual_tokenizer["vit"].vision_model, grid[0].tolist()
         x = tower.embeddings.patch_embedding(patches).flatten(1)
         places = tower.embeddings.position_embedding.weight
         side = tower.embeddings.num_grid_per_side
@@ -47,8 +47,8 @@ class _Encoder(nn.Module):
         shares = head["1"](head["0"](near.reshape(-1, head["0"].in_features)))
         shares = torch.softmax(shares, -1, dtype=torch.float32).to(x.dtype)
         table = self.vte.weight
-        begin, end = table[-_NUM_INDICATORS : 2 - _NUM_INDICATORS].split(1)
-        return torch.cat([begin, shares @ table[:-_NUM_INDICATORS], end])
+        plain, around = table[:-_NUM_INDICATORS], table[-_NUM_INDICATORS:]
+        return torch.cat([around[:1], shares @ plain, around[1:2]])
 
 
 class OvisReader(ImageReader):
