@@ -51,9 +51,7 @@ class Turn(Generation):
         """Return the sampling parameters with which the calls and the reasoning can be read."""
         model = self.context.texts.format
         self.reader = model.reader(self.asked)
-        form, *others = (
-            model.form(self.asked, is_open=is_open) for is_open in {*map(model.ends_in_reasoning, self.prompts)}
-        )
+        form, *others = (model.form(self.asked, opened) for opened in {*map(model.opened_by, self.prompts)})
         if any(each != form for each in others):
             raise InvalidRequest(
                 "some conversations end within reasoning, which the form of the answers holds behind, and some do not; "

@@ -46,6 +46,10 @@ class ReasoningFormat:
     then: str = ""
     is_text: bool = False
 
+    def end_of(self, opened: int) -> Mark:
+        """Return the close mark that belongs to the open mark at a place, where each has its own; else the first."""
+        return self.closes[opened if len(self.opens) == len(self.closes) else 0]
+
 
 @dataclass(frozen=True)
 class TagFormat:

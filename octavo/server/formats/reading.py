@@ -104,10 +104,10 @@ class ModelFormat:
         if left_out:
             warn_once("calls of tools whose schemas are not strict", " ".join(left_out))
 
-    def form(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
+    def form(self, asked: ChatCompletionRequest, opened: int | None) -> StructuredOutputsParams | None:
         """Return the form of a response, None for any text: that of the calls that the request demands, which leave no
-        text for another form, or the one that it gives. It holds behind reasoning. is_open: the prompt ends inside of
-        reasoning."""
+        text for another form, or the one that it gives. It holds behind reasoning. opened: the place of the mark that
+        has opened reasoning in the prompt, as `opened_by` has it."""
         form = asked.form()
         if self.format is None:
             return form
@@ -117,8 +117,8 @@ class ModelFormat:
         if reasoning is None or (form is None and budget is None):
             return form
         marks: dict[str, Any] = {
-            "reasoning_begin": "" if is_open else reasoning.opens[0].spelled(),
-            "reasoning_end": reasoning.closes[0].spelled(),
+            "reasoning_begin": reasoning.opens[0].spelled() if opened is None else "",
+            "reasoning_end": reasoning.end_of(opened or 0).spelled(),
             "reasoning_budget": budget,
         }
         return msgspec.structs.replace(form, **marks) if form is not None else StructuredOutputsParams(**marks)
@@ -167,15 +167,16 @@ class ModelFormat:
         literals = [piece.literal for mark in self.checked_format.marks for piece in mark.pieces if piece.literal]
         return any(text in literal for text in special for literal in literals)
 
-    def ends_in_reasoning(self, prompt: Prompt) -> bool:
-        """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
+    def opened_by(self, prompt: Prompt) -> int | None:
+        """Return the place of the open mark of reasoning with which a prompt ends; None for other prompts."""
         reasoning = None if self.format is None else self.format.reasoning
         if reasoning is None:
-            return False
+            return None
         text = prompt.text or ""
         if prompt.token_ids is not None:
             text = self.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
-        return any(text.rstrip().endswith(mark.spelled()) for mark in reasoning.opens)
+        text = text.rstrip()
+        return next((place for place, mark in enumerate(reasoning.opens) if text.endswith(mark.spelled())), None)
 
     def num_tokens_to_close(self, token_ids: Sequence[int], num_known: int) -> int:
         """Return how many tokens the text has up to the first end mark of reasoning, behind `num_known`."""
@@ -208,7 +209,7 @@ class OutputReader:
     def events(self, output: RequestOutput, completion: CompletionOutput) -> list[OutputEvent]:
         choice = self._choices.get(completion.index)
         if choice is None:
-            is_open = self._model.ends_in_reasoning(Prompt(token_ids=output.prompt_token_ids))
+            is_open = self._model.opened_by(Prompt(token_ids=output.prompt_token_ids)) is not None
             hides = self.shows_special and getattr(self._asked, "skip_special_tokens", None) is not False
             parser = OutputParser(
                 self._model.checked_format,

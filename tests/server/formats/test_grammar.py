@@ -13,6 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.builtin import model_directory
+from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
@@ -21,6 +22,7 @@ from octavo.server.formats.events import ReadOutput, joined
 from octavo.server.formats.format import Field, Format, ResponseTemplate, templates
 from octavo.server.formats.grammar import CallGrammar
 from octavo.server.formats.parser import OutputParser
+from octavo.server.formats.reading import ModelFormat
 from octavo.server.schema.chat import ChatCompletionRequest
 
 WEATHER = {
@@ -262,6 +264,23 @@ def test_schemas_of_several_types_and_odd_keys_are_written_and_read_back(name: s
         assert arguments["c.d"] in (True, False, None)
         assert set(arguments["e"]) <= {1, 2}
         assert type(arguments["f"]["g:h"]) is bool
+
+
+def test_a_form_holds_behind_the_end_mark_of_the_kind_of_reasoning_that_the_prompt_has_opened() -> None:
+    model = ModelFormat(
+        {"chat_template": "{{ tools }} <ifm|tool_calls> <ifm|think>"}, tokenizer(), ("auto", "auto"), allows_auto=True
+    )
+    for prompt, opened, begin, end in (
+        ("hi <ifm|think>\n", 0, "", "</ifm|think>"),
+        ("hi <ifm|think_fast>", 1, "", "</ifm|think_fast>"),
+        ("hi", None, "<ifm|think>", "</ifm|think>"),
+    ):
+        assert model.opened_by(Prompt(text=prompt)) == opened
+        form = model.form(asked(), opened)
+        assert form is not None
+        assert (form.reasoning_begin, form.reasoning_end) == (begin, end)
+    for prompt, opened in (("hi </ifm|think>", None), ("<ifm|think_faster> x", None), ("<ifm|think_faster>", 2)):
+        assert model.opened_by(Prompt(text=prompt)) == opened
 
 
 def test_alternatives_beside_anchors_are_refused_where_texts_stand_between_tags() -> None:
