@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-decoder": ("modernbert-decoder", WIDE),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "qwen4_exp": ("qwen4_exp", {"hidden_size": 64}),
 }
 PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23, 33)] * 2
 PARAMS = [
@@ -80,7 +81,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ("model", "tensor", "pipeline", "preemption_mode"),
     [
         # each family in one way, which is the other one for its neighbour, and the rest with the long tests
-        pytest.param(name, *way, marks=[pytest.mark.long] * (place % 2 != number))
+        pytest.param(name, *way, marks=[pytest.mark.long] * (place % 2 != number or name == "qwen4_exp"))
         for place, name in enumerate(FAMILIES)
         for number, way in enumerate([(1, 3, "swap"), (2, 2, "recompute")])
     ],
