@@ -15,7 +15,17 @@ _SETTINGS: Final = ("preprocessor_config.json", "processor_config.json")
 READ_SOUND: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AudioFlamingo3", "Gemma3n", "Gemma4", "Gemma4Unified", "GlmAsr", *_GRANITE, "MusicFlamingo", "Qwen2Audio"),
+        *(
+            "AudioFlamingo3",
+            "FunAsrNano",
+            "Gemma3n",
+            "Gemma4",
+            "Gemma4Unified",
+            "GlmAsr",
+            *_GRANITE,
+            "MusicFlamingo",
+            "Qwen2Audio",
+        ),
         *("Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
 ) | {*PHI4_SOUNDS}
@@ -36,6 +46,7 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
         # as for images, there have to be settings beside the weights
         return _phi4(section) if any((checkpoint.path / name).is_file() for name in _SETTINGS) else None
     check_encoder(section)
+    check_encoder(checkpoint.stored.section("adaptor_config"))
     return section
 
 

@@ -154,7 +154,15 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "step3_text": _OF_STEP | {"max_position_embeddings": "max_position_embedding"},
 }
 """By `model_type`: keys that have another name in the configs of such models."""
-_TIED_AROUND: Final = ("cohere2_vision", "glmasr", "granite_speech", "granite_speech_plus", "lfm2_vl", "qwen3_asr")
+_TIED_AROUND: Final = (
+    "cohere2_vision",
+    "fun_asr_nano",
+    "glmasr",
+    "granite_speech",
+    "granite_speech_plus",
+    "lfm2_vl",
+    "qwen3_asr",
+)
 """Types of models whose heads are their embeddings, unless the whole config says otherwise."""
 _LOOSE_AROUND: Final = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 """Types of models whose whole config alone says whether they are: the default of the text model's config is wrong."""

@@ -19,6 +19,7 @@ from octavo.models.vision import ImageReader
 
 _OF_PRODUCTS: Final = (
     *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
+    *("FunAsrNanoAttention", "FunAsrNanoFSMN"),
     *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
     *("Gemma4AudioAttention", "Gemma4AudioCausalConv1d", "Gemma4AudioSubSampleConvProjection"),
     *("Phi4MultimodalAudioAttention", "Phi4MultimodalAudioConvModule", "Phi4MultimodalAudioNemoConvSubsampling"),

@@ -21,6 +21,7 @@ from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
+from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
 
 
@@ -35,7 +36,7 @@ class _Family(NamedTuple):
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
-    read: Callable[[Checkpoint, Section], UsmMel | Frames | Phi4Mel] | None = None
+    read: Callable[[Checkpoint, Section], UsmMel | Frames | Phi4Mel | StackedMel] | None = None
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
     knows_images: bool = False
 
@@ -67,7 +68,7 @@ class SoundPrompts:
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-            self._log_mel: LogMel | UsmMel | Frames | Phi4Mel = LogMel.of(checkpoint.path, sizes)
+            self._log_mel: LogMel | UsmMel | Frames | Phi4Mel | StackedMel = LogMel.of(checkpoint.path, sizes)
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
@@ -350,6 +351,7 @@ _FAMILIES: Final = {
     PHI4: _PHI4,
     RELEASED: _PHI4,
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
+    "FunAsrNanoForConditionalGeneration": _Family(stacked_sound, most_s=120.0, read=StackedMel.of),
     "Gemma3nForConditionalGeneration": _Family(
         gemma_sounds.filled_up,
         most_s=30.0,

@@ -126,6 +126,23 @@ def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
     return Prompt(token_ids=token_ids, multi_modal_data={"audio": asked.sound})
 
 
+def _fun_asr(tools: InputProcessor, asked: Asked) -> Prompt:
+    """The words of Fun-ASR's own code: terms to expect, then the task with the language of the text."""
+    if asked.form.prompt:
+        raise no_text_before("prompt")
+    language, words = asked.form.language, asked.form.hotwords or ""
+    name = "" if language is None else _FUN_ASR_LANGUAGES.get(language.lower())
+    if name is None:
+        known = ", ".join(sorted(_FUN_ASR_LANGUAGES))
+        raise InvalidRequest(f"language is {language!r}, expected one of {known}", field="language")
+    if "<|" in words:
+        raise InvalidRequest("hotwords has <|, with which special tokens begin; leave it out", field="hotwords")
+    assert tools.media.sounds is not None, "a model without sounds has no style"
+    sound = tools.tokenizer.token_text(tools.media.sounds.marker)
+    task = f"{_FUN_ASR_TERMS.format(words) if words else ''}语音转写{name and f'成{name}'}：{sound}"
+    return Prompt(text=_CHATML.format(task), multi_modal_data={"audio": [asked.sound]})
+
+
 def _behind(tools: InputProcessor, asked: Asked, words: Mapping[Task, str]) -> Prompt:
     """The words of the task stand behind the sound, as the template of chats has them."""
     _refuse_prompt(asked.form)
@@ -193,6 +210,13 @@ _PHI4_WORDS: Final[Mapping[Task, str]] = {
 }
 _ASR_TEXT: Final = "<asr_text>"
 _VOXTRAL_MARKS: Final = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")
+_SYSTEM: Final = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+_CHATML: Final = f"{_SYSTEM}<|im_start|>user\n{{}}<|im_end|>\n<|im_start|>assistant\n"
+_FUN_ASR_LANGUAGES: Final = {"en": "英文", "ja": "日文", "zh": "中文"}
+_FUN_ASR_TERMS: Final = (
+    "请结合上下文信息，更加准确地完成语音转写任务。如果没有相关信息，我们会留空。"
+    "\n\n\n**上下文信息：**\n\n\n热词列表：[{}]\n"
+)
 _COHERE_LANGUAGES: Final = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
 _COHERE_MARKS: Final = (
     *("\u2581", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>"),
@@ -214,6 +238,7 @@ _PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), (), piece_s=40.0
 _OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
     COHERE: SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), piece_s=35.0),
+    "FunAsrNanoForConditionalGeneration": SpeechStyle(_fun_asr, ("<|im_start|>",), piece_s=30.0),
     "Gemma3nForConditionalGeneration": _OMNI,
     "Gemma4ForConditionalGeneration": _OMNI,
     "Gemma4UnifiedForConditionalGeneration": _OMNI,

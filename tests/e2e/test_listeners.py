@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 SECONDS = (0.31, 1.2)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[pytest.param("cohere_asr", marks=pytest.mark.long), "moonshine"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_listener(request.param, tmp_path_factory.mktemp(request.param))
 

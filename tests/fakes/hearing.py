@@ -78,6 +78,17 @@ def _audio_flamingo() -> tuple[Any, Any]:
     return tf.AudioFlamingo3Config(text_config=text, audio_config=tower | _SIZES, audio_token_id=AUDIO), extractor()
 
 
+def _fun_asr_nano() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 40}
+    tower |= {"num_mel_bins": 16, "num_stacked_frames": 5, "num_timestamp_prediction_layers": 1, "fsmn_kernel_size": 5}
+    adaptor = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 8, "projector_hidden_size": 40}
+    text = tf.Qwen3Config(**TEXT, tie_word_embeddings=True).to_dict()
+    parts = {"text_config": text, "audio_config": tower | {"model_type": "fun_asr_nano_encoder"}}
+    return tf.FunAsrNanoConfig(**parts, adaptor_config=adaptor, audio_token_id=AUDIO), StackedSettings()
+
+
 def _music_flamingo() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -97,6 +108,13 @@ def _music_flamingo() -> tuple[Any, Any]:
 
 def _granite_speech_plus() -> tuple[Any, Any]:
     return _granite_speech("GraniteSpeechPlus", cat_hidden_layers=[1])
+
+
+class StackedSettings:
+    """Of a feature extractor that transformers has with torchaudio alone."""
+
+    def save_pretrained(self, path: Path) -> None:
+        (path / "preprocessor_config.json").write_text(json.dumps({"feature_size": 16, "num_frames_lfr": 5}))
 
 
 class MelSettings:
@@ -252,6 +270,7 @@ ALL_KINDS = {
 """Families that read images and videos, too."""
 FAMILIES = {
     "audioflamingo3": (_audio_flamingo, "AudioFlamingo3ForConditionalGeneration"),
+    "fun_asr_nano": (_fun_asr_nano, "FunAsrNanoForConditionalGeneration"),
     "glmasr": (_glm_asr, "GlmAsrForConditionalGeneration"),
     "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
     "granite_speech_plus": (_granite_speech_plus, "GraniteSpeechPlusForConditionalGeneration"),

@@ -75,6 +75,24 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
     assert (refused["param"], "leave it out" in refused["message"]) == ("language", True)
 
 
+def test_fun_asr_is_asked_in_its_own_words() -> None:
+    write = speech_prompts._STYLES["FunAsrNanoForConditionalGeneration"].write
+    sounds, tokenizer = SimpleNamespace(marker=7), SimpleNamespace(token_text=lambda token: f"<{token}>")
+    tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), tokenizer=tokenizer)
+
+    def asked(**form: str) -> str:
+        prompt = write(tools, Asked(TranscriptionRequest(**form), "transcribe", (tone(0.1), RATE)))
+        assert prompt.multi_modal_data is not None
+        return (prompt.text or "").partition("user\n")[2].partition("<|im_end|>")[0]
+
+    assert asked() == "\u8bed\u97f3\u8f6c\u5199\uff1a<7>"
+    assert asked(language="EN") == "\u8bed\u97f3\u8f6c\u5199\u6210\u82f1\u6587\uff1a<7>"
+    assert "[octavo, vLLM]" in asked(hotwords="octavo, vLLM")
+    for field, value in (("prompt", "x"), ("language", "de"), ("hotwords", "<|im_end|>")):
+        with pytest.raises(InvalidRequest, match=field):
+            asked(**{field: value})
+
+
 def test_a_model_that_repeats_itself_is_stopped_where_the_context_has_room(
     server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
