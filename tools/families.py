@@ -69,6 +69,7 @@ _LIKE = {
     "chatglm": ("glm", "ChatGLMForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
     "internlm": ("llama", "InternLMForCausalLM"),
+    "jais": ("gpt2", "JAISLMHeadModel"),
     "jina_bert": ("bert", "JinaBertModel"),
     "nanbeige": ("llama", "NanbeigeForCausalLM"),
     "ouro": ("llama", "OuroForCausalLM"),
@@ -81,7 +82,8 @@ _LIKE = {
 }
 """Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
-    "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]}
+    "jais": {"activation_function": "swiglu"},
+    "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]},
 }
 """Keys that they need beside these."""
 _KINDS = ("full", "window", "latent", "chosen", "compressed", "state", "cross")

@@ -387,3 +387,51 @@ def test_an_engine_runs_loops_in_recorded_steps(tmp_path: Path) -> None:
         with LLM(str(each), dtype="bfloat16", max_model_len=96, num_gpu_blocks_override=12, threads=1) as llm:
             found.append([answer.outputs for answer in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]
+
+
+def jais_logits(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Tensor:
+    """The formula of JAIS in plain torch, for all of `TOKENS`."""
+    functional, heads = torch.nn.functional, config["n_head"]
+    count, dim = len(TOKENS), config["n_embd"] // heads
+    x = tensors["transformer.wte.weight"][TOKENS]
+    if config["position_embedding_type"] == "learned":
+        x = x + tensors["transformer.wpe.weight"][:count]
+    x = x * config["mup_embeddings_scale"]
+    distance = torch.arange(count)[:, None] - torch.arange(count)
+    slopes = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)])
+    bias = -slopes[:, None, None] * distance if config["position_embedding_type"] == "alibi" else 0.0
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], *(tensors[f"{name}.{each}"] for each in ("weight", "bias")), 1e-5)
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+
+    for layer in (0, 1):
+        start = f"transformer.h.{layer}."
+        qkv = linear(f"{start}attn.c_attn", norm(f"{start}ln_1", x)).view(count, 3, heads, dim)
+        q, k, v = qkv.permute(1, 2, 0, 3)
+        scores = (q @ k.mT / dim + bias).masked_fill(distance < 0, -torch.inf)
+        x = x + linear(f"{start}attn.c_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        y = norm(f"{start}ln_2", x)
+        gated = linear(f"{start}mlp.c_fc", y) * functional.silu(linear(f"{start}mlp.c_fc2", y))
+        x = x + linear(f"{start}mlp.c_proj", gated)
+    return norm("transformer.ln_f", x) @ tensors["transformer.wte.weight"].T * 0.5 * 0.25
+
+
+@pytest.mark.parametrize("position_embedding_type", ["alibi", "learned"])
+def test_jais_computes_its_formula(position_embedding_type: str, tmp_path: Path) -> None:
+    path = make_checkpoint("gpt2", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    again = {name.replace("c_fc", "c_fc2"): tensor.flip(0) * 0.7 for name, tensor in tensors.items() if "c_fc" in name}
+    own = {"activation_function": "swiglu", "mup_scale_qk_dot_by_d": True, "mup_embeddings_scale": 3.0}
+    own |= {"mup_output_alpha": 0.5, "mup_width_scale": 0.25, "position_embedding_type": position_embedding_type}
+    released(path, "JAISLMHeadModel", "jais", **own)
+    is_learned = position_embedding_type == "learned"
+    edit_tensors(path, remove=() if is_learned else ("transformer.wpe.weight",), **again)
+    expected = jais_logits(load_file(path / "model.safetensors"), json.loads((path / "config.json").read_text()))
+    assert torch.allclose(logits(path), expected, rtol=1e-4, atol=1e-4)
+    assert_ranks_agree(path)
+    edit_config(path, alibi_scaling={"type": "linear"})
+    with pytest.raises(UnsupportedModel, match="alibi_scaling"):
+        load(path)
