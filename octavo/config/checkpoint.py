@@ -104,7 +104,7 @@ class Checkpoint(Section):
             return GGUFCheckpoint(path, overrides, mmproj)
         if mmproj is not None:
             raise ConfigError(
-                f"mmproj is {mmproj}, but the model {path} is no GGUF file: its own folder has what reads images; "
+                f"mmproj is {mmproj}, but the model {path} is no GGUF file: its vision encoder is in its own folder; "
                 "leave it out"
             )
         if not path.is_dir():
@@ -326,7 +326,7 @@ class Checkpoint(Section):
             header = read_header(file.path)
             missing = sorted((file.names or frozenset()) - header.keys())
             if missing:
-                raise CheckpointError(f"{file.path}: lacks {missing[0]}, which the index promises; download it again")
+                raise CheckpointError(f"{file.path}: lacks {missing[0]}, which the index lists; download it again")
             for name in header.keys() & found.keys():
                 raise CheckpointError(
                     f"{file.path}: holds {name}, which {found[name].file} holds too; "

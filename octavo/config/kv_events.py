@@ -57,15 +57,15 @@ def _check_ports(config: KvEventsConfig, num_replicas: int) -> None:
     for name, port in ports.items():
         if not 0 < port <= last:
             raise ConfigError(
-                f"kv_events_config: {name} is {places[name]!r:.80}, whose port must be 1 to {last}: of replicas, of "
-                f"which there are {num_replicas}, each has the next one"
+                f"kv_events_config: {name} is {places[name]!r:.80}, whose port must be 1 to {last}: the "
+                f"{num_replicas} replicas use this port and the next ones"
             )
     listens = all("*" in each or "::" in each for each in places.values())
     if listens and len(ports) == 2 and abs(ports["endpoint"] - ports["replay_endpoint"]) < num_replicas:
         raise ConfigError(
             f"kv_events_config: the ports of endpoint and replay_endpoint are {ports['endpoint']} and "
-            f"{ports['replay_endpoint']}, must be at least {num_replicas} apart: of replicas, of which there are "
-            f"{num_replicas}, each has the next ones"
+            f"{ports['replay_endpoint']}, must be at least {num_replicas} apart: the {num_replicas} replicas "
+            "use these ports and the next ones"
         )
 
 

@@ -245,7 +245,7 @@ def _yes_and_no(c: Checkpoint) -> tuple[int, ...]:
     words = _vocabulary(c, ("yes", "no"))
     if not {"yes", "no"} <= words.keys() or c.values.get("model_type") in ENCODERS:
         raise ConfigError(
-            f"convert is classify, but {c.architecture} has no scores of labels, and its tokenizer no words yes and no "
-            "by which it could judge; leave it out"
+            f"convert is classify, but {c.architecture} has no scores of labels, and its tokenizer no tokens yes and "
+            "no to score with; leave it out"
         )
     return words["yes"], words["no"]

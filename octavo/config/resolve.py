@@ -183,7 +183,7 @@ def _check_ranks(args: EngineArgs) -> None:
     if num_ranks % args.nnodes:
         raise ConfigError(
             f"nnodes is {args.nnodes}, must divide {num_ranks}, the ranks of tensor_parallel_size x "
-            "pipeline_parallel_size: each machine has as many"
+            "pipeline_parallel_size: each machine has the same number of them; change one of the sizes"
         )
     if args.nnodes > 1 and args.data_parallel_size > 1:
         raise ConfigError(

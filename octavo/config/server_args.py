@@ -182,12 +182,14 @@ class ServerArgs(Arguments, heading="Server"):
             if getattr(self, name) and self.ssl_certfile is None:
                 raise ConfigError(f"{name} needs ssl_certfile, the certificate of the server; give it, too")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
-            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, which sign the certificates of clients; give it, too")
+            raise ConfigError(
+                "ssl_cert_reqs needs ssl_ca_certs, the authorities that sign clients' certificates; give it, too"
+            )
         if self.allow_runtime_lora_updating and self.api_server_count > 1:
             raise ConfigError(
-                f"allow_runtime_lora_updating does not go with api_server_count, which is {self.api_server_count}: one "
-                "server would not know what another has loaded; leave one out, and put adapters into the folder of "
-                "lora_resolver_cache_dir"
+                "allow_runtime_lora_updating cannot be combined with api_server_count, which is "
+                f"{self.api_server_count}: one server would not know what another has loaded; leave one out, and put "
+                "adapters into the folder of lora_resolver_cache_dir"
             )
         if self.uds is not None and self.ssl_certfile is not None:
-            raise ConfigError("uds does not go with ssl_certfile: a Unix socket is of this machine alone; give one")
+            raise ConfigError("uds and ssl_certfile are set, but a Unix socket is for this machine alone; give one")

@@ -192,8 +192,8 @@ def _check_model(config: SpeculativeConfig) -> None:
     if config.has_model and (config.method != "mtp" or config.model):
         if not config.model:
             raise ConfigError(
-                f"speculative_config: method is {config.method}, and model is not set; name the checkpoint of what "
-                "guesses"
+                f"speculative_config: method is {config.method}, and model is not set; name the checkpoint of "
+                "the draft model or head"
             )
         return
     own = "which runs no model of its own" if not config.has_model else "whose layer is in the model's own checkpoint"

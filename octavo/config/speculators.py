@@ -45,8 +45,8 @@ def with_verifier(args: EngineArgs, c: Section, path: Path) -> EngineArgs:
         return args
     if "model" in args.speculative_config:
         raise ConfigError(
-            f"speculative_config: model is {args.speculative_config['model']}, but model is {args.model}, which itself "
-            "guesses for a model that it names; leave one of them out"
+            f"speculative_config: model is {args.speculative_config['model']}, but model is {args.model}, a draft "
+            "model or head whose config.json names its target model; leave one of them out"
         )
     method = c.str("speculators_model_type")
     if method not in _METHODS:

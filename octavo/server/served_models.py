@@ -94,14 +94,13 @@ class ServedModels:
         checked_adapter_name(name, "lora_name")
         if self._folder is None:
             raise InvalidRequest(
-                "no folder is allowed; start the server with --lora-resolver-cache-dir and the one that has the "
-                "adapters",
+                "the server has no folder of adapters; start it with --lora-resolver-cache-dir FOLDER",
                 field="lora_path",
             )
         folder = await asyncio.to_thread(_inside, self._folder, path)
         if folder is None:
             raise InvalidRequest(
-                f"lora_path is {path[:200]!r}, which is no folder with an adapter below the one of "
+                f"lora_path is {path[:200]!r}, which is not the folder of an adapter inside that of "
                 "--lora-resolver-cache-dir",
                 field="lora_path",
             )

@@ -54,8 +54,8 @@ class Turn(Generation):
         form, *others = (model.form(self.asked, opened) for opened in {*map(model.opened_by, self.prompts)})
         if any(each != form for each in others):
             raise InvalidRequest(
-                "some conversations end within reasoning, which the form of the answers holds behind, and some do not; "
-                "send these and those in two requests",
+                "some conversations end within reasoning and some do not, so that the form of the answers begins at "
+                "different places; send them in two requests",
                 field="messages",
             )
         changes: dict[str, Any] = {} if form is None else {"structured_outputs": form}

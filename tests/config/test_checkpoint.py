@@ -258,7 +258,7 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
         ({"a": "one.safetensors", "b": "two.safetensors"}, r'lacks "two.safetensors" \(1 of 2 weight files\)'),
         ({"a": "one.safetensors", "b": "b" * 300}, r"lacks \"bbb"),
         ({"a": "one.safetensors", "b": "\0\ud800"}, r"lacks .* \(1 of 2 weight files\)"),
-        ({"a": "one.safetensors", "c": "one.safetensors"}, "one.safetensors: lacks c, which the index promises"),
+        ({"a": "one.safetensors", "c": "one.safetensors"}, "one.safetensors: lacks c, which the index lists"),
         ({"a": "../one.safetensors"}, "expected a file beside the index"),
         ({}, "weight_map is missing"),
     ],

@@ -50,7 +50,7 @@ def test_wrong_fields_are_named(given: dict[str, Any], message: str) -> None:
     [
         ({"endpoint": "tcp://*:0"}, 1, "endpoint is 'tcp://\\*:0', whose port must be 1 to 65535"),
         ({"endpoint": "tcp://*:65536"}, 1, "endpoint is 'tcp://\\*:65536', whose port must be 1 to 65535"),
-        ({"replay_endpoint": "tcp://*:65535"}, 2, "replay_endpoint is .* must be 1 to 65534: of replicas"),
+        ({"replay_endpoint": "tcp://*:65535"}, 2, "replay_endpoint is .* must be 1 to 65534: the 2 replicas"),
         ({"replay_endpoint": "tcp://*:5557"}, 1, "are 5557 and 5557, must be at least 1 apart"),
         ({"replay_endpoint": "tcp://*:5558"}, 2, "are 5557 and 5558, must be at least 2 apart"),
     ],

@@ -329,7 +329,10 @@ async def test_a_completion_with_a_suffix_is_a_prompt_to_fill_in(tmp_path: Path,
     behind = [260, *body["suffix"].encode(), 261]
     assert [prompt.token_ids for prompt in prompts] == [[259, *b"a", *behind], [259, *b"b", *behind]]
     assert bool(asked.suffix) == (padding == 0)
-    for fields, words in (({"echo": True}, "does not go with echo"), ({"prompt": [1, 2]}, "needs a prompt of text")):
+    for fields, words in (
+        ({"echo": True}, "cannot be combined with echo"),
+        ({"prompt": [1, 2]}, "needs a prompt of text"),
+    ):
         with pytest.raises((InvalidRequest, ApiError), match=f"suffix {words}"):
             await prepared.read(request(body | fields), CompletionRequest)
 

@@ -73,13 +73,13 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
         RequestBody.check(self)
         if "word" in self.timestamp_granularities:
             raise InvalidRequest(
-                "timestamp_granularities has word, and times of single words are not there yet; ask for segment",
+                "timestamp_granularities has word, but timestamps of single words are not supported; ask for segment",
                 field="timestamp_granularities",
                 code="unsupported_parameter",
             )
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidRequest(
-                f"timestamp_granularities needs response_format verbose_json, which is {self.response_format}",
+                f"timestamp_granularities needs response_format verbose_json, but it is {self.response_format}",
                 field="timestamp_granularities",
             )
         if self.stream and self.response_format not in ("json", "text"):
@@ -89,15 +89,15 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
             )
         for name in () if self.stream else ("stream_include_usage", "stream_continuous_usage_stats"):
             if getattr(self, name):
-                raise InvalidRequest(f"{name} is true, which needs stream, which is false; set it", field=name)
+                raise InvalidRequest(f"{name} is true, but stream is false; set stream to true", field=name)
         SamplingParams(temperature=self.temperature or 0.0, **self.sampling)
 
     def check_task(self, task: Literal["transcribe", "translate"]) -> None:
         """Raise InvalidRequest for fields of another task."""
         if self.to_language is not None and task == "transcribe":
             raise InvalidRequest(
-                f"to_language is {self.to_language!r}, and a transcription is in the language of the sound; "
-                "ask /v1/audio/translations, or leave it out",
+                f"to_language is {self.to_language!r}, but a transcription is in the language of the sound; "
+                "send it to /v1/audio/translations, or leave it out",
                 field="to_language",
             )
 

@@ -35,16 +35,18 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest("prompt is missing", field="prompt", code="missing_required_parameter")
         for name in ("prompt", "suffix", "echo"):
             if self.prompt_embeds is not None and getattr(self, name):
-                raise InvalidRequest(f"prompt_embeds does not go with {name}; leave one out", field=name)
+                raise InvalidRequest(f"prompt_embeds cannot be combined with {name}; leave one out", field=name)
         for name in ("echo", "truncate_prompt_tokens"):
             if self.suffix and getattr(self, name):
-                raise InvalidRequest(f"suffix does not go with {name}; leave one out", field="suffix")
+                raise InvalidRequest(f"suffix cannot be combined with {name}; leave one out", field="suffix")
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs, at least 0", field="logprob_token_ids")
         if self.echo and self.truncate_prompt_tokens is not None:
-            raise InvalidRequest("echo does not go with truncate_prompt_tokens; leave one out", field="echo")
+            raise InvalidRequest("echo cannot be combined with truncate_prompt_tokens; leave one out", field="echo")
         if self.echo and self.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
+            raise InvalidRequest(
+                "prompt_logprobs cannot be combined with echo; ask for logprobs", field="prompt_logprobs"
+            )
 
     def prompts(self) -> list[str | list[int] | Prompt]:
         """Return the prompts one by one. Raises InvalidRequest.

@@ -279,7 +279,9 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
             tool = converted(given, FunctionTool, where)
             name = joined_name(namespace, tool.name)
             if name in named:
-                raise InvalidRequest(f"{where} is named {name!r:.140}, as another tool", field=where)
+                raise InvalidRequest(
+                    f"{where} has the name {name!r:.140}, as another tool has; rename one", field=where
+                )
             named[name] = (namespace, tool)
         return named
 

@@ -210,10 +210,12 @@ def check_tools(tools: Sequence[Tool] | None, choice: str | ChosenTools | None) 
         check_field("tools[].function.name", name, field)
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"{field} is {name!r}; it must have letters, digits, dots, dashes and underscores alone", field=field
+                f"{field} is {name!r}; it may have only letters, digits, dots, dashes and underscores", field=field
             )
         if name in names:
-            raise InvalidRequest(f"{field} is {name!r}, as that of another tool; rename one of them", field=field)
+            raise InvalidRequest(
+                f"{field} is {name!r}, which is the name of another tool, too; rename one", field=field
+            )
         names.add(name)
     if choice is None or choice in ("none", "auto"):
         return
@@ -227,5 +229,5 @@ def check_tools(tools: Sequence[Tool] | None, choice: str | ChosenTools | None) 
         if name not in names:
             known = ", ".join(sorted(names))
             raise InvalidRequest(
-                f"tool_choice names {name!r:.140}, which is none of the tools: {known:.400}", field="tool_choice"
+                f"tool_choice names {name!r:.140}, which is not among the tools: {known:.400}", field="tool_choice"
             )

@@ -148,7 +148,7 @@ def custom(**fields: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"tool_choice": allowed("f", "g")}, "tool_choice", "names 'g', which is none of the tools: f, patch"),
+        ({"tool_choice": allowed("f", "g")}, "tool_choice", "names 'g', which is not among the tools: f, patch"),
         ({"tool_choice": allowed()}, "tool_choice", "allows no tools"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "is missing"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice", "names 'g'"),
@@ -156,7 +156,7 @@ def custom(**fields: Any) -> list[Any]:
         ({"tools": [{"type": "custom"}]}, "tools[0].custom", "is missing"),
         ({"tools": [{"type": "function", "custom": {"name": "c"}}]}, "tools[0].function", "is missing"),
         ({"tools": [{**PATCH, **FUNCTION, "type": "custom"}]}, "tools[0]", "of type custom and has function"),
-        ({"tools": custom(name="a b")}, "tools[0].custom.name", "must have letters"),
+        ({"tools": custom(name="a b")}, "tools[0].custom.name", "may have only letters"),
         ({"tools": custom(format={"type": "grammar"})}, "tools[0].custom.format.grammar", "is missing"),
         ({"tools": custom(format=form_of("regex", "(?=a)b"))}, "tools[0].custom.format", "look-around.*; change it"),
         ({"tools": custom(format=form_of("ebnf", "a"))}, "tools[0].custom.format.grammar.syntax", "lark, regex"),
