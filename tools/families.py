@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import READ_IMAGES
+from octavo.config.images import DUAL, READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.released_minicpm import MINICPM_V
@@ -69,8 +69,10 @@ _LIKE = {
     "chatglm": ("glm", "ChatGLMForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
     "internlm": ("llama", "InternLMForCausalLM"),
+    "clip": ("bert", "CLIPModel"),
     "jais": ("gpt2", "JAISLMHeadModel"),
     "jina_bert": ("bert", "JinaBertModel"),
+    "siglip": ("bert", "SiglipModel"),
     "nanbeige": ("llama", "NanbeigeForCausalLM"),
     "ouro": ("llama", "OuroForCausalLM"),
     "pangu_embedded": ("llama", "PanguEmbeddedForCausalLM"),
@@ -80,7 +82,8 @@ _LIKE = {
     "telechat": ("llama", "TeleChatForCausalLM"),
     "teleflm": ("llama", "TeleFLMForCausalLM"),
 }
-"""Families that no class of transformers computes: a family whose config has their keys, and their architecture."""
+"""Families whose text model no class of transformers is: a family whose config has their keys, and their
+architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
     "jais": {"activation_function": "swiglu"},
     "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]},
@@ -128,6 +131,7 @@ def families() -> dict[str, dict[str, list[str]]]:
             names[model] = name
         row = found.setdefault(model, {key: set() for key in _KEYS})
         row["reads"] = {"sound" if family in WITH_ENCODERS else "text"}
+        row["reads"] |= {"images"} if checkpoint.architecture in DUAL else set()
         row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
         row["architectures"] |= {each for each, (ours, _) in SAME.items() if ours in row["architectures"]}
         opened = _open(checkpoint)

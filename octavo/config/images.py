@@ -21,6 +21,8 @@ from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.section import Section
 
+DUAL: Final = ("CLIPModel", "SiglipModel")
+"""Architectures that make a vector of a text or of an image."""
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
@@ -45,7 +47,7 @@ READ_IMAGES: Final = frozenset(
         *("Glm5Next", "HYV4VL", "Keye", "KeyeVL1_5", "MiniMaxM3Sparse", "OpenCUA"),
     )
 ) | {
-    *(*INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
+    *(*DUAL, *INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
     *(*MINICPM_V, *OVIS, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI),
 }
 """Architectures whose images are read, with transformers."""
@@ -81,12 +83,15 @@ _FIXED: Final = {
     "Llama4ForConditionalGeneration": 448,
     "MllamaForConditionalGeneration": 448,
     "Ovis2ForConditionalGeneration": 224,
+    DUAL[1]: 224,
     "PaliGemmaForConditionalGeneration": 224,
     "SmolVLMForConditionalGeneration": 224,
     **dict.fromkeys((PHI4, PHI4_RELEASED, QIANFAN), 448),
 }
 """Architectures whose encoders read images of one size, and that size where their configs leave it out."""
-_CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava"))
+_CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava")) | {
+    DUAL[0]
+}
 """Architectures whose images are cut into pieces of the size that their encoders read."""
 _TILED: Final = frozenset({"Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"})
 """Architectures whose images are cut into tiles of that size."""

@@ -16,6 +16,8 @@ ENCODERS: Final = frozenset(
     }
 )
 """`model_type` of the models whose tokens see those behind them too."""
+SIGLIP: Final = ("siglip", "siglip_text_model")
+"""Likewise, of a family whose texts are all as long as it can read, filled up with padding."""
 EMBEDDING_GEMMA: Final = "embedding_gemma2_text"
 """`model_type` of a family whose own layer makes the vectors of tokens, `embedding_dim` wide."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
@@ -24,7 +26,7 @@ MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_le
 def sees_both(c: Checkpoint) -> bool:
     """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
     return (
-        c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert", "openai_privacy_filter")
+        c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert", "openai_privacy_filter", *SIGLIP)
         or c.values.get("use_bidirectional_attention") is True
         or c.values.get("is_causal") is False
         or "Bidirectional" in str(c.values.get("architectures"))
@@ -97,7 +99,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_template: whether pairs are written for them as Qwen3-Reranker's where no chat template does.
     prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
     vector. late: of a late-interaction model, whose task is "token_embed". row_token_ids: the tokens whose
-    vectors are returned alone, those of the first id before those of the next; () for all. token_heads: of a model that
+    vectors are returned alone, those of the first id before those of the next; () for all. padded_length: tokens
+    to which texts are filled up, 0 for none. token_heads: of a model that
     makes rows of tokens beside vectors. sparse: of a model whose vectors have a weight for each token of the vocabulary
     (SPLADE), how those of a prompt's tokens are reduced, "max" or "sum"; num_logs: how often log(1 + x) is taken of
     them first.
@@ -120,6 +123,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     late: LateInteraction | None = None
     row_token_ids: tuple[int, ...] = ()
+    padded_length: int = 0
     token_heads: TokenHeads | None = None
     sparse: str | None = None
     num_logs: int = 1

@@ -11,11 +11,13 @@ import msgspec
 
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.images import DUAL
 from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import (
     EMBEDDING_GEMMA,
     ENCODERS,
     MODES,
+    SIGLIP,
     DenseModule,
     PoolingConfig,
     TokenHeads,
@@ -150,6 +152,11 @@ def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     width = c.positive("hidden_size")
     if c.values.get("model_type") == EMBEDDING_GEMMA:
         width = c.positive("embedding_dim", 768)
+    if _architecture(c) in DUAL:
+        width = c.stored.positive("projection_dim", 512)
+        if c.values.get("model_type") in SIGLIP:
+            width = c.positive("projection_size", c.positive("hidden_size"))
+            found = msgspec.structs.replace(found, padded_length=c.max_model_len())
     size = found.dense[-1].outputs if found.dense else width * len(found.modes)
     if _architecture(c) == "BertSpladeSparseEmbeddingModel":
         found = msgspec.structs.replace(found, sparse="max", normalize=False)

@@ -97,6 +97,25 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By `model_type`: values that published configs leave out."""
 _DEFAULTS_AROUND: Final[Mapping[str, Mapping[str, Any]]] = {
+    "clip": {
+        "hidden_act": "quick_gelu",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "max_position_embeddings": 77,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 12,
+        "vocab_size": 49_408,
+    },
+    "siglip": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-6,
+        "max_position_embeddings": 64,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "vocab_size": 32_000,
+    },
     "glmasr": {
         "hidden_size": 2048,
         "intermediate_size": 6144,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from octavo.config.checkpoint import CONFIG, read_json_object
+from octavo.config.images import DUAL
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
@@ -101,8 +102,8 @@ class ChatTemplate:
         if source is None:
             name = f"chat_template of {TOKENIZER_CONFIG}"
             source = _configured_template(tokenizer.config.get("chat_template"))
-        if source is None and _reads_plain_prompts(file.with_name(CONFIG)):
-            name, source = "the chat template for a model without one", _PLAIN
+        if source is None and (plain := _plain_template(file.with_name(CONFIG))) is not None:
+            name, source = "the chat template for a model without one", plain
         return None if source is None else cls(source, tokenizer.special_tokens, name)
 
     def render(
@@ -201,9 +202,13 @@ def _short(message: object) -> str:
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
-def _reads_plain_prompts(config: Path) -> bool:
+def _plain_template(config: Path) -> str | None:
+    """Return the template of a model whose prompts are texts and images alone; None for any other."""
     names = read_json_object(config).get("architectures") if config.is_file() else None
-    return isinstance(names, list) and str([*names, ""][0]).startswith(_OF_PLAIN_PROMPTS)
+    first = str([*names, ""][0]) if isinstance(names, list) else ""
+    if first in DUAL:  # whose texts have an end, too
+        return f"{_PLAIN}{{{{ eos_token }}}}"
+    return _PLAIN if first.startswith(_OF_PLAIN_PROMPTS) else None
 
 
 def no_template() -> InvalidRequest:

@@ -60,7 +60,17 @@ class VectorInput:
         """Return the token ids of a prompt, and what the core needs to know. Raises InvalidRequest."""
         params = self._resolved(params)
         token_ids, second_start = self.read_ids(prompt, params)
+        if self.config is not None and self.config.padded_length and not prompt.multi_modal_data:
+            token_ids += [self._padding] * (self.config.padded_length - len(token_ids))
         return token_ids, PooledPrompt(params, second_start, num_unseen_of(prompt, len(token_ids)))
+
+    @cached_property
+    def _padding(self) -> int:
+        """The token that fills texts up. Raises InvalidRequest where the tokenizer has none."""
+        found = self._tokenizer.token_id(self._tokenizer.special_tokens.get("pad_token"))
+        if found is None:
+            raise InvalidRequest("texts are filled up with padding, and the tokenizer has no pad_token", field="prompt")
+        return found
 
     @cached_property
     def late(self) -> LatePrompts | None:

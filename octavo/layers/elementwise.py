@@ -104,9 +104,21 @@ def _check(name: str, value: float, stored: Tensor) -> None:
         raise CheckpointError(f"{name} is {float(stored):g}, expected {value:g}: no other is implemented")
 
 
+class QuickGELU(Layer):
+    """`x · sigmoid(1.702 · x)`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, dim] → the same shape."""
+        return self.ops.gated_by_sigmoid(x, self.ops.scaled(x, 1.702))
+
+
+_OTHERS: Final[Mapping[str, type[Layer]]] = {"quick_gelu": QuickGELU, "xielu": XIELU}
+"""Activations that are more than one operator."""
+
+
 def activation(name: str) -> Layer:
-    """Make the activation that config.json calls `name`: xielu, or a key of `OPERATOR_OF`."""
-    return XIELU() if name == "xielu" else Elementwise(OPERATOR_OF[name])
+    """Make the activation that config.json calls `name`: quick_gelu, xielu, or a key of `OPERATOR_OF`."""
+    return _OTHERS[name]() if name in _OTHERS else Elementwise(OPERATOR_OF[name])
 
 
 def limited_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:

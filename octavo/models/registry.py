@@ -95,6 +95,7 @@ _FILES: Final = {
         "XLMRoberta",
     ),
     "deci": ("DeciLM",),
+    "dual_encoders": ("CLIP", "Siglip"),
     "deepseek": (
         *("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiK2", "Mistral4", "MistralLarge3"),
         *("PanguUltraMoE", "SarvamMLA", "Youtu"),
@@ -157,6 +158,7 @@ _FILES: Final = {
 _OTHER_NAMES: Final = {
     **{family: f"{family}Model" for file in ("distance_encoders", "encoders") for family in _FILES[file]},
     "Apertus1p5": "Apertus1p5ForConditionalGeneration",
+    "CLIP": "CLIPModel",
     "CohereAsr": "CohereAsrForConditionalGeneration",
     "EmbeddingGemma2": "EmbeddingGemma2Model",
     "Glm5Next": "Glm5NextForConditionalGeneration",
@@ -168,6 +170,7 @@ _OTHER_NAMES: Final = {
     "Mllama": "MllamaForConditionalGeneration",
     "Moonshine": "MoonshineForConditionalGeneration",
     "OpenAIPrivacyFilter": "OpenAIPrivacyFilterModel",
+    "Siglip": "SiglipModel",
     "Whisper": "WhisperForConditionalGeneration",
 }
 _FILE_OF: Final = {

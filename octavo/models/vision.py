@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.images import DUAL, image_settings
 from octavo.config.native_mistral import NATIVE
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
@@ -56,6 +56,7 @@ _CONFIGS: Final = {
     MINIMAX_M3: "MiniMaxM3VLConfig",
     **dict.fromkeys((*MINICPM_V, PHI3V), "LlavaConfig"),
     **dict.fromkeys(OVIS, "PaddleOCRVLConfig"),
+    **{name: name.replace("Model", "Config") for name in DUAL},
     **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""

@@ -245,12 +245,16 @@ _QWEN: Final = Family(_qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid
 _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 """Whose vectors have the positions of their tokens."""
 
+_ONE: Final = Family(lambda context, token, arrays: [token], is_alone=True)
 FAMILIES: Final[Mapping[str, Family]] = {
     "AyaVisionForConditionalGeneration": Family(aya_prompt, word="<image>"),
     "Cohere2VisionForConditionalGeneration": Family(cohere2_prompt),
     "DeepseekOCRForCausalLM": Family(_deepseek_ocr, (*_LOCAL, "patches_grid")),
     "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
     "DeepseekVLForConditionalGeneration": Family(_llava),
+    # a token of the tokenizer, of which nothing is read
+    "CLIPModel": _ONE._replace(token_word="<|endoftext|>"),
+    "SiglipModel": _ONE._replace(token_word="<unk>"),
     "DotsOCRForCausalLM": _QWEN_IN_LINE,
     ERNIE_VL: _QWEN._replace(arranged=ernie_prompt, num_before=1),
     "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,

@@ -40,7 +40,8 @@ class Family(NamedTuple):
     config.json does not have its id, with {} for the number of an image, from 1; texts have it replaced by that of
     `token` where it is several tokens. others: returns further tokens that stand for vectors. token_word: the text of
     that token, where config.json lacks its id. num_vectors: returns how many an image becomes where layers read them
-    through caches: then its tokens are none of them. is_apart, num_before: of its images, as in `MediaInput`."""
+    through caches: then its tokens are none of them. is_apart, num_before: of its images, as in `MediaInput`.
+    is_alone: an image is a prompt of its own."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
@@ -57,6 +58,7 @@ class Family(NamedTuple):
     num_vectors: Callable[[Context, Arrays], int] | None = None
     is_apart: bool = False
     num_before: int = 0
+    is_alone: bool = False
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:

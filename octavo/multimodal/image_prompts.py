@@ -54,6 +54,8 @@ class ImagePrompts:
         Raises CheckpointError for settings that do not fit.
         """
         self.family, self._path = FAMILIES[checkpoint.architecture], checkpoint.path
+        self.is_alone = self.family.is_alone
+        """Whether an image is a prompt of its own."""
         self.has_whole_prompts = checkpoint.architecture in WHOLE_PROMPTS
         self._limits, self._token_text = limits, token_text
         self._changes = changes or {}
@@ -108,6 +110,8 @@ class ImagePrompts:
 
         given: by kind, an image or video or a list of them. Raises InvalidRequest.
         """
+        if self.is_alone and not given:
+            return [*token_ids], ()
         if self.family.arranged is not None:
             token_ids = self.family.arranged(self._context, self.marker, token_ids)
         waiting = {kind: self._listed(kind, marker, token_ids, given) for marker, kind in self._markers.items()}

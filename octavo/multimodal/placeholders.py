@@ -49,6 +49,20 @@ def matched(
     return iter(brought)
 
 
+def alone(token_ids: Sequence[int], marker: int, around: Sequence[int]) -> list[int]:
+    """Return the prompt of an image that is a prompt of its own. around: tokens that stand around every text.
+
+    Raises InvalidRequest for a prompt with a text.
+    """
+    if not {*token_ids} <= {marker, *around}:
+        raise InvalidRequest(
+            "the prompt has a text and an image, but this model makes a vector of one of them; send two prompts, that "
+            "of the image with an empty text",
+            field="prompt",
+        )
+    return [marker]
+
+
 def no_text(token_id: int) -> str:
     """Return "", where the texts of tokens are not known."""
     return ""

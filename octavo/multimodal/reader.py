@@ -31,7 +31,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, MissingLibrary, one_line
 from octavo.multimodal.media_urls import MediaUrls
 from octavo.multimodal.parts import without_media
-from octavo.multimodal.placeholders import no_text
+from octavo.multimodal.placeholders import alone, no_text
 from octavo.multimodal.vector_parts import without_vectors
 
 if TYPE_CHECKING:
@@ -312,8 +312,7 @@ class MediaReader:
         """Return the same, before it is known whether a step has room for it."""
         given = prompt.multi_modal_data or {}
         if any(each.kind == "embeds" for each in prompt.media):
-            is_whole = self._reads_whole
-            return token_ids, tuple(msgspec.structs.replace(each, is_whole=is_whole) for each in prompt.media)
+            return token_ids, tuple(msgspec.structs.replace(each, is_whole=self._reads_whole) for each in prompt.media)
         if self._written is None or not given.keys() <= self._written.kinds:
             return token_ids, self.inputs(prompt)
         if prompt.media:
@@ -323,6 +322,8 @@ class MediaReader:
                 "truncate_prompt_tokens cannot shorten a prompt with images or sounds; leave it out",
                 field="truncate_prompt_tokens",
             )
+        if given and getattr(self._written, "is_alone", False):
+            token_ids = alone(token_ids, self.markers["image"], self._encode("", True))
         return self._written.expand(token_ids, given)
 
     def inputs(self, prompt: Prompt) -> tuple[MediaInput, ...]:
