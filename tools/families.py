@@ -66,6 +66,7 @@ _AROUND = {
 _LIKE = {
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
     "baichuan": ("llama", "BaichuanForCausalLM"),
+    "bailing_moe_v3": ("bailing_hybrid", "BailingMoeV3ForCausalLM"),
     "chatglm": ("glm", "ChatGLMForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
     "internlm": ("llama", "InternLMForCausalLM"),
@@ -73,12 +74,18 @@ _LIKE = {
     "jais": ("gpt2", "JAISLMHeadModel"),
     "jina_bert": ("bert", "JinaBertModel"),
     "siglip": ("bert", "SiglipModel"),
+    "longcat_flash_ngram": ("longcat_flash", "LongcatFlashNgramForCausalLM"),
+    "mimo_v2": ("mimo_v2_flash", "MiMoV2ForCausalLM"),
     "nanbeige": ("llama", "NanbeigeForCausalLM"),
+    "nemotron_h_puzzle": ("nemotron_h", "NemotronHPuzzleForCausalLM"),
     "ouro": ("llama", "OuroForCausalLM"),
     "pangu_embedded": ("llama", "PanguEmbeddedForCausalLM"),
+    "pangu_ultra_moe": ("deepseek_v3", "PanguUltraMoEForCausalLM"),
+    "param2moe": ("bailing_moe_v2", "Param2MoEForCausalLM"),
     "qwen": ("llama", "QWenLMHeadModel"),
     "rnj1": ("gemma", "Rnj1ForCausalLM"),
     "solar": ("llama", "SolarForCausalLM"),
+    "step3_text": ("qwen2_moe", "Step3TextForCausalLM"),
     "telechat": ("llama", "TeleChatForCausalLM"),
     "teleflm": ("llama", "TeleFLMForCausalLM"),
 }
@@ -86,7 +93,27 @@ _LIKE = {
 architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
     "jais": {"activation_function": "swiglu"},
+    "longcat_flash_ngram": {"ngram_vocab_size_ratio": 1.5, "emb_neighbor_num": 3, "emb_split_num": 2},
+    "nemotron_h_puzzle": {
+        "block_configs": [{"block_type": "mamba"}, {"block_type": "moe"}, {"block_type": "attention"}],
+        **dict.fromkeys(("layer_types", "layers_block_type"), None),
+        "num_hidden_layers": 3,
+    },
+    "pangu_ultra_moe": {"n_group": 1, "topk_group": 1, "sandwich_norm": True, "router_enable_expert_bias": True},
     "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]},
+    "step3_text": {
+        "head_dim": 8,
+        "max_position_embedding": 128,
+        "max_position_embeddings": None,
+        "moe_layers_enum": "1",
+        "moe_num_experts": 8,
+        "moe_top_k": 2,
+        "norm_expert_weight": True,
+        "num_attention_groups": 1,
+        "num_key_value_heads": None,
+        "share_expert_dim": 24,
+        "share_q_dim": 24,
+    },
 }
 """Keys that they need beside these."""
 _KINDS = ("full", "window", "latent", "chosen", "compressed", "state", "cross")
