@@ -21,6 +21,7 @@ from octavo.server.keys import Right
 from octavo.server.routes import (
     audio,
     chat,
+    cohere_chat,
     completions,
     control,
     health,
@@ -160,6 +161,7 @@ def _command(
     return Endpoint("POST", path, handler, request, response, right=right, query=query)
 
 
+_COHERE_CHAT: Final = ("/v2/chat", "/cohere/v2/chat")
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
@@ -171,6 +173,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/responses/input_tokens", tokens.input_tokens, InputTokensRequest, InputTokens),
     *(Endpoint(method, "/v1/responses/{response_id}", responses.stored) for method in ("GET", "POST", "DELETE")),
     _generation("/v1/messages", messages.Message, messages.MessageResponse),
+    *(_generation(path, cohere_chat.CohereChat, cohere_chat.CohereChatResponse) for path in _COHERE_CHAT),
     Endpoint("POST", "/v1/messages/count_tokens", tokens.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, vectors.EmbeddingList),
     Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),
