@@ -82,6 +82,19 @@ def test_rewards_of_jamba_have_no_bounds(tmp_path: Path) -> None:
     assert (found.labels, found.activation) == (("LABEL_0",), "identity")
 
 
+def test_rerankers_that_see_both_sides_score_the_mean(tmp_path: Path) -> None:
+    model = save(tmp_path, "LlamaForSequenceClassification", **QWEN, is_causal=False, num_labels=1)
+    edit_config(tmp_path, architectures=["LlamaBidirectionalForSequenceClassification"], model_type="llama_bidirec")
+    edit_config(tmp_path, pooling="avg", is_causal=None)
+    with LLM(str(tmp_path)) as llm:
+        for output in llm.score("w1 w2", TEXTS):
+            want = torch.sigmoid(model.score(hidden_of(model, output.prompt_token_ids).mean(0)))
+            assert output.outputs.score == pytest.approx(want.item(), rel=1e-5)
+    edit_config(tmp_path, temperature=0.5)
+    with pytest.raises(CheckpointError, match=r"temperature is 0.5, expected 1"):
+        LLM(str(tmp_path))
+
+
 @pytest.mark.parametrize("family", ["DeepseekV3", "Bloom"])
 def test_layers_that_hide_tokens_behind_are_refused_where_tokens_see_both_sides(tmp_path: Path, family: str) -> None:
     latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}

@@ -130,6 +130,8 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
     found = msgspec.structs.replace(found, **_HEADS[head])
     if c.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
         found = msgspec.structs.replace(found, modes=(c.expect("classifier_pooling", "cls", "mean"),))
+    if "Bidirectional" in _architecture(c):  # NVIDIA's code divides scores by it
+        c.expect("temperature", 1.0, default=1.0)
     return found if found.labels else _classifier(c, found)
 
 
