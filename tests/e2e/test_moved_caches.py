@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 FAMILIES = {
     "qwen3_5": "states",
+    "qwen4_exp": "states beside chosen keys",
     "youtu": "latents",
     "deepseek_v3": "latents",
     "falcon_h1": "a state and keys in each layer",
