@@ -73,8 +73,8 @@ read from prompts as the examples write them.
 | `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
 | `KVEventsConfig` | `kv_events_config` | the same messages over ZeroMQ; or `GET /kv/events` |
 
-Not there: transfer of weights over NCCL, `/inference/v1/generate`, late chunking, sharded
-checkpoints, replay of traces, and logits processors that programs bring.
+Not there: transfer of weights over NCCL, late chunking, sharded checkpoints, replay of traces, and logits processors
+that programs bring.
 """
 
 _LLAMA_CPP = """\

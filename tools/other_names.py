@@ -115,13 +115,14 @@ VLLM_PATHS: Final = """
 /v1/messages/count_tokens /v1/embeddings /v2/embed /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank
 /generative_scoring
 /v1/audio/transcriptions /v1/audio/translations /v1/realtime /tokenize /detokenize /tokenizer_info
+/inference/v1/generate
 /v1/load_lora_adapter /v1/unload_lora_adapter /health /ping /load /version /metrics /start_profile /stop_profile
 /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /is_sleeping /pause /resume /is_paused
 /abort_requests /get_world_size /update_weights
 /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update
 /finish_weight_update /update_weight_version /weight_info /weight_checker /release_kv_cache_memory /collective_rpc
 /server_info /kv_event_sources /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply /fault_tolerance/status
-/inference/v1/generate /v1/chat/completions/render /v1/completions/render /v1/messages/render
+/v1/chat/completions/render /v1/completions/render /v1/messages/render
 /v1/chat/completions/derender /v1/completions/derender /invocations /v1/systemone /cohere/v2/chat
 """
 
@@ -132,6 +133,7 @@ VLLM_PATH_NOTES: Final = {
     "/reset_encoder_cache": "as `/reset_mm_cache`",
     "/sleep": "open requests go on after `/wake_up` by default, where vLLM ends them",
     "/generative_scoring": "a start token stands before the item with `item_first`; too long prompts are refused",
+    "/inference/v1/generate": "of text; `sampling_params` are those of completions",
     "/abort_requests": "ids are those of responses, or of the engine",
     "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
 }

@@ -61,6 +61,11 @@ _LIMITS: Final = {
         _PROMPTS, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),
     "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
+    "token_ids": FieldLimits("they are one prompt", entries=MAX_REQUEST_TOKENS),
+    "token_offsets": FieldLimits(_IGNORED, entries=MAX_REQUEST_TOKENS, values=3 * MAX_REQUEST_TOKENS),
+    "sampling_params": FieldLimits(
+        "its fields have the limits of a completion", chars=1 << 20, total_chars=1 << 22, values=1 << 17, depth=64
+    ),
     "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
     "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),
     "messages[].refusal messages[].reasoning_content messages[].reasoning instructions": FieldLimits(

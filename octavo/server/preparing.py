@@ -29,6 +29,7 @@ from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest, of_conversation
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.generate import GenerateRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
@@ -109,6 +110,10 @@ class Preparer:
             self.tools.vectors.checked(asked.params().task)
             prompt = self._rendered(asked, limits, opens_turn=False)
             return [msgspec.structs.replace(prompt, add_special_tokens=bool(asked.add_special_tokens))]
+        if isinstance(asked, GenerateRequest):
+            self.tools.vectors.refuse_text()
+            asked.as_completion().check_form()
+            return asked.prompts()
         if isinstance(asked, VectorRequest | InfillRequest | GenerativeScoringRequest):
             return asked.prompts(self.tools)
         if isinstance(asked, FormFields):

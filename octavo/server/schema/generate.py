@@ -1,0 +1,72 @@
+"""The body of `POST /inference/v1/generate`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from msgspec import Meta
+
+from octavo.core.prompt import Prompt
+from octavo.errors import InvalidRequest, named_by_the_caller
+from octavo.server.decode import EngineBody, Refused, TokenId, converted
+from octavo.server.schema.common import StreamOptions
+from octavo.server.schema.completions import CompletionRequest
+
+_PARAMS: Final = "sampling_params"
+_OF_SERVER: Final = Refused("the server chooses where KV goes; leave it out", harmless=({},))
+_MEDIA: Final = Refused("send images and sounds as parts of a chat's messages", harmless=([], {}))
+_REASONING: Final = Refused("give reasoning_end in structured_outputs")
+_NOT_HERE: Final = ("prompt", "suffix", "echo", "prompt_embeds", "stream", "stream_options")
+
+
+class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
+    """Token ids in, token ids out, in vLLM's words. It is served as a completion.
+
+    sampling_params: those of a completion, with its `logprobs`; without `max_tokens` as many as fit. output_mode:
+    "text" adds the text, and log-probabilities with the texts of tokens. token_offsets: is not read.
+    """
+
+    texts_field: ClassVar[str] = "token_ids"
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: dict[str, Any]
+    output_mode: Literal["tokens", "text"] = "tokens"
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    token_offsets: Any = None
+
+    features: Annotated[Any, _MEDIA] = None
+    content_parts: Annotated[Any, _MEDIA] = None
+    reasoning_ended: Annotated[Any, _REASONING] = None
+    reasoning_parser_kwargs: Annotated[Any, _REASONING] = None
+    kv_transfer_params: Annotated[Any, _OF_SERVER] = None
+    ec_transfer_params: Annotated[Any, _OF_SERVER] = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that are too long, wrong, or contradict each other."""
+        super().check()
+        with named_by_the_caller(self.names):
+            self.as_completion().check()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the request calls the fields of the completion, and those of the engine."""
+        of_prompt = dict.fromkeys(("prompt", "prompt_token_ids", "max_tokens"), "token_ids")
+        return of_prompt | {name: f"{_PARAMS}.{name}" for name in self.sampling_params}
+
+    def as_completion(self) -> CompletionRequest:
+        """Return the completion that this request is served as. Raises InvalidRequest."""
+        given = {name: value for name, value in self.sampling_params.items() if name != "detokenize"}
+        for name in _NOT_HERE:
+            if name in given:
+                field = f"{_PARAMS}.{name}"
+                raise InvalidRequest(f"{field} is not a known field", field=field, code="unknown_parameter")
+        asked = converted(given, CompletionRequest, _PARAMS)
+        for name in ("model", "cache_salt", "priority", "first_token_deadline_s", "request_id", "user"):
+            setattr(asked, name, getattr(self, name))
+        asked.prompt, asked.stream, asked.stream_options = [], self.stream, self.stream_options
+        return asked
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(token_ids=self.token_ids)]
