@@ -18,7 +18,11 @@ LARGEST_SIZE: Final = 2**31 - 1
 MOST_LAYERS: Final = 1 << 10
 COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
     **dict.fromkeys(
-        ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"), MOST_LAYERS
+        (
+            *("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers", "depth"),
+            *("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+        ),
+        MOST_LAYERS,
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 13),
     "hc_sinkhorn_iters": 1 << 10,

@@ -31,7 +31,10 @@ class Waveform(msgspec.Struct, frozen=True):
         settings.expect("sampling_rate", RATE, default=RATE)
         if settings.values.get("do_normalize"):  # which may be null
             settings.expect("do_normalize", False)
-        return cls(checkpoint.architecture, checkpoint.int("decoder_start_token_id", 1))
+        start = checkpoint.int("decoder_start_token_id", 1)
+        if not 0 <= start < checkpoint.positive("vocab_size"):
+            raise checkpoint.error("decoder_start_token_id", "a token of the vocabulary")
+        return cls(checkpoint.architecture, start)
 
     @property
     def _listener(self) -> Listener:

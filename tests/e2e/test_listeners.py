@@ -11,12 +11,13 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.listeners import LISTENERS, Listener
-from octavo.errors import InvalidRequest
+from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.speech_prompts import Asked, style_of
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_families import check_schedules
 from tests.e2e.test_images import assert_agrees
+from tests.fakes.checkpoints import edit_config
 from tests.fakes.families import WITH_ENCODERS
 from tests.fakes.listeners import FAMILIES, make_listener
 from tests.fakes.rank_threads import llm_of_ranks
@@ -92,6 +93,28 @@ def test_two_ranks_give_the_bits_of_one(path: Path) -> None:
         expected = [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
     with llm_of_ranks(path, 2, dtype="bfloat16", num_gpu_blocks_override=300) as llm:
         assert [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "message"),
+    [
+        ("moonshine", "encoder_num_hidden_layers", 10**6, "at most 1024"),
+        ("moonshine", "decoder_num_key_value_heads", 1, "expected 2"),
+        ("moonshine", "decoder_start_token_id", 300, "a token of the vocabulary"),
+        pytest.param("cohere_asr", "num_key_value_heads", 2, "expected 4", marks=pytest.mark.long),
+        pytest.param("cohere_asr", "encoder_config", {"subsampling_factor": 4}, "expected 8", marks=pytest.mark.long),
+    ],
+)
+def test_a_config_that_is_not_computed_is_refused(
+    family: str, key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    path = make_listener(family, tmp_path)
+    edit_config(path, **{key: value})
+    with (
+        pytest.raises((CheckpointError, UnsupportedModel), match=message),
+        LLM(str(path), num_gpu_blocks_override=99) as llm,
+    ):
+        assert llm.engine.input.media.hearing is None, "read when the first sound comes"
 
 
 def test_a_model_is_asked_for_what_is_said(path: Path) -> None:
