@@ -60,6 +60,7 @@ _AROUND = {
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
     "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),
+    "step_vl": ("qwen3", {"StepVLForConditionalGeneration"}),
     "phi3_v": ("phi3", {"Phi3VForCausalLM"}),
 }
 """Families that read images and that no class of transformers computes: that of the text model, and architectures."""

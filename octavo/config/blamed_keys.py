@@ -64,5 +64,5 @@ def _without(values: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]
     if rest:
         changed[key] = _without(values[key], tuple(rest))
     else:
-        del changed[key]
+        changed.pop(key, None)  # some classes take keys out of what they are given
     return changed

@@ -19,6 +19,7 @@ from octavo.config.released_ovis import OVIS, ovis_patches, ovis_settings
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, phi4_settings
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
+from octavo.config.released_step import STEP, STEP_IMAGES, step_settings
 from octavo.config.section import Section
 
 DUAL: Final = ("CLIPModel", "SiglipModel")
@@ -48,7 +49,7 @@ READ_IMAGES: Final = frozenset(
     )
 ) | {
     *(*DUAL, *INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
-    *(*MINICPM_V, *OVIS, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI),
+    *(*MINICPM_V, *OVIS, *STEP, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI),
 }
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
@@ -70,6 +71,7 @@ _RENAMED: Final = {
 _UNSTATED: Final = {
     "DeepseekOCRForCausalLM": "DeepseekOcrImageProcessor",
     "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor",
+    **dict.fromkeys(STEP, STEP_IMAGES),
 }
 """Image processors by architecture where releases have no settings of one."""
 _FIXED: Final = {
@@ -134,6 +136,7 @@ _LAYOUTS: Final[tuple[tuple[tuple[str, ...], str | None, Callable[[Section], Map
     ((PHI4, PHI4_RELEASED), "dynamic_hd", phi4_settings),
     ((MINIMAX_M3,), None, lambda found: minimax_settings(found.values)),
     (OVIS, None, ovis_settings),
+    (STEP, None, step_settings),
     (NEMOTRON_OMNI, None, lambda found: nemotron_settings(found.values)),
 )
 """Other layouts of settings: the architectures, a key by which it is recognised (None: any), and what translates it."""

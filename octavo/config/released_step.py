@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo.config.section import Section
+
+STEP: Final = ("Step3p7ForConditionalGeneration", "StepVLForConditionalGeneration")
+"""Architectures with this encoder of images."""
+STEP_IMAGES: Final = "Step3p7ImageProcessor"
 _LISTS: Final = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
 """Lists whose last elements are those of layers that predict further tokens."""
 _KINDS: Final = ("layer_types", "mlp_layer_types")
@@ -56,3 +61,11 @@ def _rotation(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if isinstance(scaling, Mapping) and (kind in kinds if isinstance(kinds, list) else kind == "full_attention"):
         found |= scaling
     return found
+
+
+def step_settings(settings: Section) -> Mapping[str, Any]:
+    """Return the settings of the image processor, in which `patch_size` is that of windows."""
+    kept = {name: value for name, value in settings.values.items() if name != "patch_size"}
+    tile = settings.values.get("tile_size", settings.values.get("patch_size"))
+    found = {} if tile is None else {"tile_size": tile}
+    return {**kept, **found, "image_processor_type": STEP_IMAGES}

@@ -28,7 +28,6 @@ _TEXT_ALONE: Final = frozenset(
         "NemotronH_Nano_VL_V2",
         "Qwen4ExpForConditionalGeneration",
         "Step3VLForConditionalGeneration",
-        "Step3p7ForConditionalGeneration",
     }
 )
 """Architectures whose images and sounds are not read."""

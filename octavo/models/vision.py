@@ -23,6 +23,7 @@ from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_ovis import OVIS
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4, RELEASED
+from octavo.config.released_step import STEP
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
@@ -48,6 +49,7 @@ _LIBRARY: Final = {
     "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
     RELEASED: PHI4,
     **dict.fromkeys(KEYE, "PaddleOCRVLForConditionalGeneration"),
+    **dict.fromkeys(STEP, STEP[0]),
     OPEN_CUA: "Qwen2_5_VLForConditionalGeneration",
     **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
 }
@@ -60,7 +62,7 @@ _CONFIGS: Final = {
     **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, OPEN_CUA, *OVIS, PHI3V, *NEMOTRON_OMNI}
+_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, OPEN_CUA, *OVIS, PHI3V, *STEP, *NEMOTRON_OMNI}
 """Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",
@@ -68,6 +70,7 @@ _SMALL: Final = {
     "num_attention_heads": 1,
     "num_hidden_layers": 1,
     "num_key_value_heads": 1,
+    "pad_token_id": 0,
     "vocab_size": 1,
 }
 """A text model that is made beside an encoder, and left out."""
@@ -146,9 +149,10 @@ class ImageReader(DecoderStack):
                 stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
             if self.ARCHITECTURE in INTERN:
                 stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
-            if self.ARCHITECTURE == KIMI:
+            if self.ARCHITECTURE in (KIMI, *STEP):
                 num_heads = c.library.vision_config.num_attention_heads
-                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "wqkv", num_heads)
+                stored = "wqkv" if self.ARCHITECTURE == KIMI else "in_proj"
+                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), stored, num_heads)
             if self.ARCHITECTURE == _MISTRAL_LARGE or getattr(c.library, NATIVE, False):
                 for name, stored in (("q_proj", "wq"), ("k_proj", "wk")):
                     stack(self.encoder, (name,), stored, c.library.vision_config.num_attention_heads)

@@ -45,6 +45,8 @@ def check_features(config: Section, library: Any) -> None:
         raise config.error("merger_times", f"at most {_MOST_MERGERS}")
     if library.model_type == "kimi_k25":
         _check_kimi(config, own, library)
+    if library.model_type == "step3p7":
+        own.expect_all(use_cls_token=False, use_ln_post=False, use_ln_pre=True, use_abs_posemb=True, use_rope2d=True)
     if library.model_type == "ovis2":
         own.expect("tokenize_function", "softmax", "st_argmax", default="softmax")
     if library.model_type in ("aya_vision", "cohere2_vision"):

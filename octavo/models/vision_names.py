@@ -195,6 +195,27 @@ _NEMOTRON: Final = tuple(
 )
 
 
+_STEP: Final = tuple(
+    (re.compile(old), own)
+    for old, own in (
+        (r"^(?:model\.)?vit_large_projector\.", "multi_modal_projector."),
+        (r"^(?:model\.)?vision_model\.", "vision_model."),
+        (r"^vision_model\.conv1\.", "vision_model.embeddings.patch_embedding."),
+        (r"^vision_model\.positional_embedding$", "vision_model.embeddings.position_embedding.weight"),
+        (r"^vision_model\.transformer\.resblocks\.", "vision_model.layers."),
+        (r"^vision_model\.ln_pre\.", "vision_model.pre_layernorm."),
+        (r"^vision_model\.vit_", "vision_model."),
+        (r"^(vision_model\..*)\.ls_([12])\.gamma$", r"\1.lambda_\2"),
+        (r"^(vision_model\..*)\.c_fc\.", r"\1.fc1."),
+        (r"^(vision_model\..*)\.c_proj\.", r"\1.fc2."),
+        (r"^(vision_model\..*)\.attn\.", r"\1.self_attn."),
+        (r"^(vision_model\..*)\.in_proj_", r"\1.in_proj."),
+        (r"^(vision_model\..*)\.ln_1\.", r"\1.layernorm_before."),
+        (r"^(vision_model\..*)\.ln_2\.", r"\1.layernorm_after."),
+    )
+)
+
+
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
@@ -212,6 +233,8 @@ def todays_name(architecture: str, name: str) -> str:
         "minimaxm3": _MINIMAX,
         "mistrallarge4": MISTRAL_ENCODER,
         "nemotronh": _NEMOTRON,
+        "step3p7": _STEP,
+        "stepvl": _STEP,
     }
     found = next((table for begin, table in tables.items() if family.startswith(begin)), _ALL)
     for old, own in _INTERN if architecture in INTERN else found:

@@ -18,6 +18,7 @@ from octavo.config.released_ovis import OVIS
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
+from octavo.config.released_step import STEP
 from octavo.config.section import Section
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.family import Arrays, Context, Family, first_positive
@@ -69,6 +70,18 @@ def _qwen_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
     height, width = _qwen_grid(context, arrays)
     return [token] * (height * width)
+
+
+def _step(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Windows by rows, and the whole image behind them. Behind the encoder two convolutions halve its sides."""
+    patch = context.vision.positive("patch_size", 14)
+    tiles = arrays.get("pixel_values_local", arrays["pixel_values"])
+    counts = [math.ceil(int(each.shape[-1]) // patch / 4) ** 2 for each in (tiles, arrays["pixel_values"])]
+    window = [*context.encode("<patch_start>"), *[token] * counts[0], *context.encode("<patch_end>")]
+    rows, columns = (int(each) for each in arrays["grids"][0])
+    line = window * columns
+    written = [*(line + context.encode("<patch_newline>")) * (rows - 1), *line] if rows else []
+    return [*written, *context.encode("<im_start>"), *[token] * counts[1], *context.encode("<im_end>")]
 
 
 def _ovis_2_5(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -329,6 +342,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Qwen3_5ForConditionalGeneration": _QWEN,
     "Qwen3_5MoeForConditionalGeneration": _QWEN,
     "SmolVLMForConditionalGeneration": Family(smolvlm_prompt, _MASKED, {"return_row_col_info": True}),
+    **dict.fromkeys(STEP, Family(_step, _LOCAL)),
     "VideoLlama3ForConditionalGeneration": Family(
         _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
     ),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.released_nemotron import NEMOTRON_IMAGES
+from octavo.config.released_step import STEP_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
@@ -17,6 +18,7 @@ from octavo.multimodal.nemotron_images import NemotronImages
 from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
+from octavo.multimodal.step_images import StepImages
 
 
 class Cohere2Images:
@@ -290,6 +292,7 @@ _Own = (
     | NemotronImages
     | Phi3VImages
     | Phi4Images
+    | StepImages
 )
 
 OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
@@ -304,5 +307,6 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     NEMOTRON_IMAGES: NemotronImages,
     "Phi3VImageProcessor": Phi3VImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
+    STEP_IMAGES: StepImages,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

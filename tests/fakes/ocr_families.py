@@ -130,7 +130,18 @@ def _mistral_large4() -> tuple[Any, Any]:
     return config, tf.PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
 
 
+def _step3p7() -> tuple[Any, Any]:
+    kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 12, "num_hidden_layers": 2}
+    text = {**TEXT, **kinds, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    text |= {"share_expert_dim": 24, "mlp_layer_types": ["dense", "sparse"], "tie_word_embeddings": False}
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
+    vision = {**tower, "mlp_ratio": 1.5, "max_position_embeddings": 16}
+    config = tf.Step3p7Config(text_config=text, vision_config=vision, image_token_id=IMAGE)
+    return config, Settings("Step3p7ImageProcessor", size=SIDE, patch_size=28)
+
+
 OCR_FAMILIES = {
+    "step3p7": (_step3p7, "Step3p7ForConditionalGeneration"),
     "mistral_large4": (_mistral_large4, "MistralLarge4ForConditionalGeneration"),
     "glm5_next": (_glm5_next, "Glm5NextForConditionalGeneration"),
     "hy_v4_vl": (_hy_v4_vl, "HYV4VLForConditionalGeneration"),
