@@ -34,7 +34,7 @@ class Latent(msgspec.Struct, frozen=True, tag=True):
 
 class Indexed(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps a key and a value per token and head as `KeysAndValues` does, and one key of `index_size` elements
-    by which queries choose to which `num_seen` tokens they attend.
+    by which queries choose to which `num_seen` tokens they attend; 0 elements where they choose by another cache.
     """
 
     kv_heads: int
@@ -48,7 +48,8 @@ class Indexed(msgspec.Struct, frozen=True, tag=True):
         return 2 * self.kv_heads * self.head_dim + self.index_size
 
     def render(self) -> str:
-        return f"keys and values of {self.kv_heads} x {self.head_dim} and a key of {self.index_size} per token"
+        small = f" and a key of {self.index_size}" if self.index_size else ""
+        return f"keys and values of {self.kv_heads} x {self.head_dim}{small} per token"
 
 
 class IndexedLatent(msgspec.Struct, frozen=True, tag=True):

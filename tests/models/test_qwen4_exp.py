@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Indexed
 from octavo.errors import CheckpointError
 from octavo.layers.ngrams import NgramSizes
 from octavo.models.registry import resolve_model
@@ -50,6 +51,11 @@ def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any) 
 def test_tables_of_two_layers_have_rows_of_different_primes() -> None:
     sizes = NgramSizes(longest=3, heads=2, dim=8, vocab=100, stop=2, base=20, multiple=8, parts=1, seed=1234, taps=4)
     assert [sizes.rows(place) for place in range(2)] == [[23, 29, 31, 37], [41, 43, 47, 53]]
+
+
+def test_a_cache_without_small_keys_says_so() -> None:
+    assert Indexed(2, 16, 8, 4).render() == "keys and values of 2 x 16 and a key of 8 per token"
+    assert Indexed(2, 16, 0, 4).render() == "keys and values of 2 x 16 per token"
 
 
 @pytest.mark.long
