@@ -91,8 +91,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How vectors or scores are made of the hidden states of a prompt.
 
     modes: of `MODES`; the parts of a vector stand side by side where there are several.
-    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer), "reward" (two)
-    or "value" (one without a bias, stored as `v_head`).
+    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer), "reward" (two),
+    "value" or "lm_head" (one without a bias, stored as `v_head` or `lm_head`).
     activation: of scores, "sigmoid", "softmax" or "identity". step_token_id: of a model that judges steps, the token
     that ends one; its rows alone are returned.
     token_ids: of a model that judges by its next token, the tokens for true and, if given, false.

@@ -34,7 +34,10 @@ from octavo.gguf.tokenizer import token_id
 _JUDGES: Final = "classifier_from_token"
 """vLLM's key for the tokens of a model that judges by its next token."""
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
+_ALIGNER: Final = "classify_num"
+"""The key for the number of labels of Qwen3-ForcedAligner: times, in steps, of the tokens that ask for one."""
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
+    _ALIGNER: {"task": TOKEN_CLASSIFY, "head": "lm_head", "activation": "softmax"},
     "ForSequenceClassification": {"task": CLASSIFY},
     "ForTokenClassification": {"task": TOKEN_CLASSIFY, "head": "token"},
     "InternLM2ForRewardModel": {"task": TOKEN_CLASSIFY, "head": "value", "labels": ("LABEL_0",)},
@@ -130,6 +133,8 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
     found = msgspec.structs.replace(found, **_HEADS[head])
     if c.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
         found = msgspec.structs.replace(found, modes=(c.expect("classifier_pooling", "cls", "mean"),))
+    if head == _ALIGNER:
+        return msgspec.structs.replace(found, labels=tuple(map(str, range(c.positive(_ALIGNER)))))
     if "Bidirectional" in _architecture(c):  # NVIDIA's code divides scores by it
         c.expect("temperature", 1.0, default=1.0)
     return found if found.labels else _classifier(c, found)
@@ -198,6 +203,8 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 def _head(checkpoint: Checkpoint) -> str | None:
     """Return the ending of `_HEADS` that the checkpoint's architecture has."""
+    if checkpoint.values.get(_ALIGNER) is not None:
+        return _ALIGNER
     return next((ending for ending in _HEADS if _architecture(checkpoint).endswith(ending)), None)
 
 

@@ -15,6 +15,7 @@ SAME: Final = {
     "HCXVisionV2ForCausalLM": ("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2"),
     "InternS1ForConditionalGeneration": ("InternVLForConditionalGeneration", "internvl"),
     "LightOnOCRForConditionalGeneration": ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
+    "Qwen3ASRForcedAlignerForTokenClassification": ("Qwen3ASRForConditionalGeneration", "qwen3_asr"),
     "Qwen3ASRRealtimeGeneration": ("Qwen3ASRForConditionalGeneration", "qwen3_asr"),
     "RWForCausalLM": ("FalconForCausalLM", "falcon"),
     "StableLMEpochForCausalLM": ("StableLmForCausalLM", "stablelm"),

@@ -25,6 +25,8 @@ from octavo.models.config import DecoderConfig
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
 
+_STORED: Final = {"lm_head": "lm_head", "value": "v_head"}
+"""Names of heads of labels where they are stored under others."""
 PROOF_BLOCK_SIZE: Final = 16
 """Tokens per block of the caches of a proof."""
 LAYER_NUMBER: Final = re.compile("[0-9]{1,9}")
@@ -249,9 +251,9 @@ class DecoderStack(nn.Module):
         Each tensor rank has all of it: it is small, and labels may be fewer than ranks.
         """
         size = self.config.hidden_size
-        self.score = ColumnLinear(size, num_labels, Mesh(), bias=head not in ("classifier", "value"))
-        if head == "value":
-            self.__dict__["RENAMED"] = {**self.RENAMED, "score": "v_head"}
+        self.score = ColumnLinear(size, num_labels, Mesh(), bias=head not in ("classifier", *_STORED))
+        if head in _STORED:
+            self.__dict__["RENAMED"] = {**self.RENAMED, "score": _STORED[head]}
         if head == "reward":
             self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 

@@ -234,6 +234,26 @@ def test_the_layout_in_which_qwen3_asr_was_released_is_read(tmp_path: Path) -> N
     assert bits(generate(path, prompts_of(path))) == expected
 
 
+@pytest.mark.long
+def test_a_forced_aligner_has_labels_of_times_in_the_place_of_a_vocabulary(tmp_path: Path) -> None:
+    path = make_hearing_checkpoint("qwen3_asr", tmp_path / "qwen3_asr")
+    rows: dict[str, Any] = {"task": "token_embed", "use_activation": False}
+    own: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
+    prompts = prompts_of(path)
+    with LLM(str(path), runner="pooling", pooler_config=rows, **own) as llm:
+        hidden = [torch.tensor(output.outputs.data) for output in llm.encode(prompts)]
+    head = torch.randn(7, hidden[0].shape[1]) / 4
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": head}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    names = ["Qwen3ASRForcedAlignerForTokenClassification"]
+    (path / "config.json").write_text(json.dumps(config | {"architectures": names, "classify_num": 7}))
+    with LLM(str(path), **own) as llm:
+        for output, states in zip(llm.encode(prompts), hidden, strict=True):
+            want = (states @ head.T).softmax(-1)
+            torch.testing.assert_close(torch.tensor(output.outputs.data), want, rtol=1e-4, atol=1e-5)
+
+
 def test_the_adapter_of_a_checkpoint_is_used_with_sounds_alone(tmp_path: Path) -> None:
     path = make_hearing_checkpoint("granite_speech", tmp_path / "granite_speech")
     plain = generate(path, prompts_of(path))
