@@ -154,10 +154,11 @@ class Found:
 
 
 class Marks:
-    """Several marks that are looked for together. The longest spelling goes first where two begin at one place."""
+    """Several marks that are looked for together. Where two begin at one place, the longest spelling goes first, and a
+    pattern before the literal text with which it begins."""
 
     def __init__(self, marks: Iterable[Mark]) -> None:
-        self.marks = sorted(dict.fromkeys(marks), key=lambda mark: -len(mark.spelled()))
+        self.marks = sorted(dict.fromkeys(marks), key=lambda mark: (-len(mark.spelled()), -len(mark.pieces)))
         whole = "|".join(f"({mark.full})" for mark in self.marks) or "(?!)"
         # one that may still come goes before those that come after it, so that the cuts of a text choose none
         either = "|".join(rf"({mark.full})|(?:{mark.begun})\Z" for mark in self.marks) or "(?!)"

@@ -98,6 +98,21 @@ def test_the_longer_of_two_marks_at_one_place_is_found_however_the_text_is_cut()
         assert (start, found and found.end) == (0, end)
 
 
+@pytest.mark.parametrize("name", ["glm45", "k2_horizon", "kimi_k3", "gemma4"])
+def test_special_tokens_that_begin_marks_of_calls_are_left_out_of_texts_alone(name: str) -> None:
+    form = format_of(None, None, name, "none")
+    assert form is not None
+    assert form.calls is not None
+    close = form.calls.closes[0].spelled()
+    body = {"gemma4": "{}", "kimi_k3": ""}.get(name, "")
+    call = f"{form.calls.opens[0].spelled(name='f', index='1')}{body}{close}"
+    drops = ["<tool_call>", "</tool_call>", "<ifm|tool_call>", "<|open|>", "<|close|>", "<|sep|>", "<|tool_call>"]
+    for pieces in cuttings(f"a {drops[0]} b{call}"):
+        output = output_of(OutputParser(form, {"f": {}}, drops=drops), pieces)
+        assert [each.name for each in output.calls] == ["f"]
+        assert (output.text or "").split() == ["a", "b"]
+
+
 def test_channels_that_come_again_are_not_ended_by_calls() -> None:
     form = templates()["gpt_oss"].format("gpt_oss")
     text = "<|channel|>analysis<|message|>a<|channel|>commentary to=functions.f<|message|>{}<|end|>"
