@@ -51,7 +51,7 @@ class ProxyOptions(Arguments, heading="Engines"):
         roles = {"prefill": self.prefill, "decode": self.decode}
         found = [Engine(role, CoreAddress.read(text)) for role, texts in roles.items() for text in texts]
         if not self.decode and self.engines is None:
-            raise ConfigError("no engine decodes; name one with --decode host:port, or a file with --engines")
+            raise ConfigError("no decode engine is named; name one with --decode host:port, or a file with --engines")
         return found
 
 

@@ -61,7 +61,7 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
         config = in_process_config(args)  # wrong arguments are refused before torch is imported
         if prompt == "" and not open_tokenizer(config.model)[0].encode(prompt):
             raise InvalidRequest(
-                'the prompt is empty; give one, as in octavo run "Once upon a time", or a text at standard input',
+                'the prompt is empty; give one, as in octavo run "Once upon a time", or pipe a text into the command',
                 field="prompt",
             )
         import_worker()

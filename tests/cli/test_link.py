@@ -45,7 +45,7 @@ def test_a_front_without_weights_and_a_core_of_one_model_fit() -> None:
 
 
 def test_a_proxy_without_an_engine_that_decodes_is_refused_unless_a_file_may_name_one() -> None:
-    with pytest.raises(ConfigError, match="no engine decodes; name one with --decode"):
+    with pytest.raises(ConfigError, match="no decode engine is named; name one with --decode"):
         ProxyOptions(prefill=("127.0.0.1:9000",)).named()
     assert len(ProxyOptions(prefill=("127.0.0.1:9000",), engines="engines").named()) == 1
 

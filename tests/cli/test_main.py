@@ -323,4 +323,4 @@ def test_a_terminal_without_utf_8_gets_similar_characters() -> None:
 
 def test_several_engines_of_a_proxy_may_follow_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["proxy", "octavo-tiny", "--prefill", "127.0.0.1:1", "127.0.0.1:2"]) != 0
-    assert "no engine decodes; name one with --decode" in capsys.readouterr().err
+    assert "no decode engine is named; name one with --decode" in capsys.readouterr().err
