@@ -140,8 +140,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         Param("The form of the text: json, json_object, regex, choice, grammar or structural_tag."),
     ] = None
     skip_reading_prefix_cache: Annotated[
-        bool, Param("Compute the whole prompt, whatever of it is cached; its blocks are cached as always.")
-    ] = False
+        bool | None, Param("Compute the whole prompt, whatever of it is cached; its blocks are cached as always.")
+    ] = None
     skip_special_tokens: Annotated[bool, Param("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[bool, Param("Put spaces around special tokens that are kept.")] = True
     detokenize: Annotated[bool, Param("Make text; False leaves token ids only.")] = True
@@ -201,7 +201,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     @property
     def needs_whole_prompt(self) -> bool:
         """Whether every position of the prompt is computed for the request, so that it reads no cached prefix."""
-        return self.prompt_logprobs is not None or self.skip_reading_prefix_cache
+        return self.prompt_logprobs is not None or bool(self.skip_reading_prefix_cache)
 
     @property
     def is_greedy(self) -> bool:

@@ -66,7 +66,7 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
         end_token_ids=draw(st.sampled_from([(), (), (3,), tuple(range(0, 50, 7))])),
         stop_token_ids=draw(st.sampled_from([(), (), (5, 6)])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
-        skip_reading_prefix_cache=draw(st.sampled_from([False, False, False, True])),
+        skip_reading_prefix_cache=draw(st.sampled_from([None, None, False, True])),
         **draw(st.sampled_from(KINDS)),
     )
     sound = bytes([request.prompt_token_ids[0]]) * 32
