@@ -33,7 +33,7 @@ def byte_level_bpe(
     texts = {token: "".join(map(char_of_byte.__getitem__, token)) for token in ranks}
     known = {*texts.values(), ""}
     for each in added:
-        if not isinstance(content := each["content"], str) or content in known:
+        if not isinstance(content := each.get("content"), str) or content in known:
             raise ValueError(f"token {each['id']} is {content!r:.100}, which is no text, or another token's")
         known.add(content)
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

@@ -172,6 +172,7 @@ def _normalizer(
         steps.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
 
     if charsmap := model.normalizer.get(_CHARS_MAP):
+        _check_charsmap(charsmap)
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
     if model.normalizer.get(_EXTRA_SPACES, 1):
         replace(r"\A +| +\z", "")
@@ -183,6 +184,24 @@ def _normalizer(
     if replaces_spaces:
         replace(" ", _SPACE)
     return {"type": "Sequence", "normalizers": steps} if steps else None
+
+
+def _check_charsmap(data: bytes) -> None:
+    """Raise ValueError for a map of characters that leads outside of itself, for which the library panics.
+
+    It is the size in bytes of a double-array trie, which has 256 units of 32 bits for each of its nodes, the trie, and
+    texts that end with a zero byte, to which its leaves point.
+    """
+    size = int.from_bytes(data[:4], "little")
+    units, texts = memoryview(data)[4 : 4 + size // 1024 * 1024].cast("I"), data[4 + size :]
+    starts = {0, *(place + 1 for place, byte in enumerate(texts) if byte == 0)} - {len(texts)}
+    if not units or len(units) * 4 != size or texts[-1:] != b"\0":
+        raise ValueError("its map of characters has another size than it says")
+    for place, unit in enumerate(units):
+        is_leaf = unit >> 31
+        offset = (unit >> 10) << ((unit & 1 << 9) >> 6)
+        if (unit & (1 << 31) - 1) not in starts if is_leaf else place ^ offset >= len(units):
+            raise ValueError("its map of characters leads outside of itself")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

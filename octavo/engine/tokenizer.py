@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -307,16 +308,12 @@ def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
 
     if (ranked := ranked_beside(path)) is not None:
         contents, config = read_ranked(ranked)
-        try:
+        with _refusing_damage(f"{ranked}: is not a usable tokenizer"):
             return Backend.from_str(json.dumps(contents)), config
-        except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise CheckpointError(f"{ranked}: is not a usable tokenizer ({error}); download it again") from error
     file = path if path.is_file() else path / TOKENIZER_JSON
     if file.is_file():
-        try:
+        with _refusing_damage(f"{file}: is not a usable tokenizer"):
             return Backend.from_file(str(file)), {}
-        except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise CheckpointError(f"{file}: is not a usable tokenizer ({error}); download it again") from error
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return _byte_level_bpe(path), {}
     raise CheckpointError(
@@ -325,17 +322,24 @@ def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
     )
 
 
+@contextmanager
+def _refusing_damage(message: str) -> Iterator[None]:
+    """Raise CheckpointError for what the library raises: bare Exception, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{message} ({error}); download it again") from error
+
+
 def _byte_level_bpe(path: Path) -> Backend:
     """Return GPT-2's tokenizer from vocab.json and merges.txt, as OPT's first checkpoints have it."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    try:
+    with _refusing_damage(f"{path}: vocab.json and merges.txt are not usable"):
         model = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
-    except Exception as error:
-        raise CheckpointError(
-            f"{path}: vocab.json and merges.txt are not usable ({error}); download it again"
-        ) from error
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import isqrt
 from typing import Final
@@ -61,12 +61,9 @@ class NgramSizes:
 
     def rows(self, place: int) -> list[int]:
         """Return the rows of each table of the `place`-th layer with some: primes, each once in all layers."""
-        found: list[int] = []
-        number = self.base - 1
+        found = [_prime_from(self.base)]
         while len(found) < (place + 1) * self.num_tables:
-            number += 1
-            if number > 1 and all(number % each for each in range(2, min(number, isqrt(number) + 1))):
-                found.append(number)
+            found.append(_prime_from(found[-1] + 1))
         return found[place * self.num_tables :]
 
     def multipliers(self, place: int) -> list[int]:
@@ -79,6 +76,14 @@ class NgramSizes:
                 value = ((value ^ (value >> shift)) * factor) & _MASK
             found.append(2 * ((value ^ (value >> 31)) % half) + 1)
         return found
+
+
+@lru_cache(4096)
+def _prime_from(number: int) -> int:
+    """Return the smallest prime of at least `number`. Each layer counts on from those of the layers before it."""
+    while number < 2 or not all(number % each for each in range(2, isqrt(number) + 1)):
+        number += 1
+    return number
 
 
 class NgramHashes(Layer):

@@ -36,6 +36,8 @@ from octavo.ops.compressed import SmallQueries
 from octavo.ops.ngrams import MOST_TOKENS
 
 _MOST_TABLES: Final = 1024
+_MOST_PARTS: Final = 1 << 14
+"""Stored tensors of the tables of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +266,7 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
         if config.rope is not None and config.rope.dim > config.choice.size:
             raise c.error("indexer_head_dim", f"at least the {config.rope.dim} elements of a head that turn")
         layers = _read_ngram_layers(c, config)
-        return replace(config, ngrams=_read_ngrams(c), ngram_layers=layers) if layers else config
+        return replace(config, ngrams=_read_ngrams(c, len(layers)), ngram_layers=layers) if layers else config
 
     def __init__(self, c: Qwen4ExpConfig, mesh: Mesh) -> None:
         def mix(layer: int) -> nn.Module:
@@ -313,13 +315,13 @@ def _read_ngram_layers(c: Checkpoint, config: Qwen4ExpConfig) -> tuple[int, ...]
     return tuple(each - 1 for each in sorted(set(stated)))
 
 
-def _read_ngrams(c: Checkpoint) -> NgramSizes:
+def _read_ngrams(c: Checkpoint, num_layers: int) -> NgramSizes:
     longest, heads = c.positive("ngram_size", 3), c.positive("heads_per_ngram", 8)
     dim, vocab = c.positive("ple_embed_dim", c.positive("hidden_size")), c.positive("vocab_size")
     if longest < 2:
         raise c.error("ngram_size", "at least 2")
-    if (longest - 1) * heads > _MOST_TABLES:
-        raise c.error("heads_per_ngram", f"at most {_MOST_TABLES} tables of n-grams in a layer")
+    if (longest - 1) * heads * num_layers > _MOST_TABLES:
+        raise c.error("heads_per_ngram", f"at most {_MOST_TABLES} tables of n-grams in all layers")
     if dim % ((longest - 1) * heads):
         raise c.error("ple_embed_dim", f"a multiple of the {(longest - 1) * heads} tables of n-grams")
     if vocab > MOST_TOKENS:
@@ -328,6 +330,9 @@ def _read_ngrams(c: Checkpoint) -> NgramSizes:
     stop = stops[0] if isinstance(stops, list) and stops else stops
     if type(stop) is not int or not 0 <= stop < vocab:
         raise c.error("eos_token_id", "a token, which ends n-grams")
+    parts = 0 if has_tensor(c, ".ngram_embedding.weight") else c.positive("split_ngram_parts", 512)
+    if parts > _MOST_PARTS:
+        raise c.error("split_ngram_parts", f"at most {_MOST_PARTS}")
     return NgramSizes(
         longest=longest,
         heads=heads,
@@ -336,7 +341,7 @@ def _read_ngrams(c: Checkpoint) -> NgramSizes:
         stop=stop,
         base=c.positive("ngram_vocab_size_base", 20_000_000),
         multiple=c.positive("make_ngram_vocab_size_divisible_by", 128),
-        parts=0 if has_tensor(c, ".ngram_embedding.weight") else c.positive("split_ngram_parts", 512),
+        parts=parts,
         seed=c.int("seed", 1234),
         taps=c.positive("ple_conv_kernel_size", 4),
     )

@@ -52,10 +52,10 @@ _DIRECT_SEQUENCES: Final = 16
 _ENGINE_ID: Final = re.compile(rf"(?P<response>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
 
 
-def is_about(request_id: str, asked: str) -> bool:
-    """Return whether the engine's `request_id` is meant by what a client asked for: a response's id or the engine's."""
+def names_of(request_id: str) -> set[str]:
+    """Return what clients may call a request to the engine: the engine's `request_id`, and the id of its response."""
     found = _ENGINE_ID.fullmatch(request_id)
-    return request_id == asked or (found is not None and found["response"] == asked)
+    return {request_id} if found is None else {request_id, found["response"]}
 
 
 class EngineRequests:

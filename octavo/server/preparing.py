@@ -27,6 +27,7 @@ from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest, of_conversation
+from octavo.server.schema.cohere_chat import CohereChatRequest, CohereUserMessage
 from octavo.server.schema.common import prompt_of
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.generate import GenerateRequest
@@ -299,6 +300,8 @@ def prepared(
 
 def _echoed(asked: Any) -> list[Any]:
     """Return messages that stand for those of a request, with what its answer repeats of them."""
+    if isinstance(asked, CohereChatRequest):  # whose kinds of messages are the roles
+        return [CohereUserMessage(content="")]
     echoed = getattr(asked, "echoed_text", "")
     return [type(asked.messages[0])(role="assistant" if echoed else "user", content=echoed)]
 
@@ -309,7 +312,11 @@ def _without_text(asked: RequestBody) -> RequestBody:
     for name in ("prompt", "input", "input_prefix", "input_suffix"):
         if getattr(asked, name, None) is not None:
             changes[name] = ""
-    if isinstance(asked, ChatBatchRequest):
+    if isinstance(asked, GenerateRequest):
+        changes["token_ids"] = [0]
+    elif isinstance(asked, GenerativeScoringRequest):
+        changes |= {"query": "", "items": []}
+    elif isinstance(asked, ChatBatchRequest):
         changes["messages"] = [_echoed(asked.chat(index)) for index in range(len(asked.messages))]
     elif getattr(asked, "messages", None):
         changes["messages"] = _echoed(asked)

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.sentence_pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece
+from octavo.core.sentence_pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    piece_tokenizer,
+    read_pieces,
+)
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError
@@ -159,6 +168,38 @@ def test_files_that_cannot_be_read_are_refused(part: bytes, tmp_path: Path) -> N
     file = write(tmp_path, BPE) / "tokenizer.model"
     file.write_bytes(file.read_bytes() + part)
     with pytest.raises(CheckpointError, match=r"tokenizer\.model: is not a usable tokenizer"):
+        Tokenizer.open(tmp_path)
+
+
+def charsmap(units: dict[int, int], texts: bytes) -> bytes:
+    """A map of characters with a node of 256 units."""
+    return struct.pack("<I256I", 1024, *(units.get(place, 0) for place in range(256))) + texts
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"junk!", charsmap({}, b""), charsmap({}, b"A")),
+        *(charsmap({0: 256 << 10}, b"A\0"), charsmap({0: 1 << 31 | 2}, b"A\0"), charsmap({}, b"A\0")[:1000]),
+    ],
+)
+def test_maps_of_characters_that_lead_outside_of_themselves_are_refused(damaged: bytes, tmp_path: Path) -> None:
+    file = write(tmp_path, BPE) / "tokenizer.model"
+    # "x" becomes "the": its unit has the label and a leaf, whose value is where the text begins
+    for data in (charsmap({ord("x"): 1 << 10 | 1 << 8 | ord("x"), ord("x") ^ 1: 1 << 31}, b"the\0"), damaged):
+        write(tmp_path, BPE)
+        file.write_bytes(file.read_bytes() + field(3, field(2, data) + field(3, 1) + field(4, 0)))
+        if data is not damaged:
+            assert Tokenizer.open(tmp_path).encode("x", add_special_tokens=False) == merged("▁the")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: is not a usable tokenizer"):
+        Tokenizer.open(tmp_path)
+
+
+def test_a_panic_of_the_library_is_damage_of_the_file(tmp_path: Path) -> None:
+    contents, _ = piece_tokenizer(read_pieces((write(tmp_path, BPE) / "tokenizer.model").read_bytes()))
+    contents["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "anVuayE="}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not a usable tokenizer"):
         Tokenizer.open(tmp_path)
 
 

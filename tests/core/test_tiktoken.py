@@ -193,9 +193,10 @@ def test_glm_4_begins_each_text_with_two_tokens(tmp_path: Path) -> None:
     assert tokenizer.encode(TEXT) == [first + 2, first + 4, *cut(TEXT, GPT4)]
     chat = "[gMASK]<sop><|user|>\nhats"
     assert tokenizer.encode(chat, add_special_tokens=False) == [first + 2, first + 4, first + 6, *cut("\nhats", GPT4)]
-    del listed[str(first + 4)]
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": listed})
-    )
-    with pytest.raises(CheckpointError, match=r"tokenizer\.model: is not a usable tokenizer .* lack <sop>"):
-        Tokenizer.open(tmp_path)
+    without = {key: entry for key, entry in listed.items() if key != str(first + 4)}
+    for wrong, reason in ((without, "lack <sop>"), ({**listed, str(first + 4): {}}, "is None, which is no text")):
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "ChatGLM4Tokenizer", "added_tokens_decoder": wrong})
+        )
+        with pytest.raises(CheckpointError, match=rf"tokenizer\.model: is not a usable tokenizer .* {reason}"):
+            Tokenizer.open(tmp_path)

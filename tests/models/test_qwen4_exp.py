@@ -36,6 +36,7 @@ TABLE = "layers.0.ple.ple_embedding"
         ("ple_embed_dim", 25),
         ("ngram_size", 1),
         ("heads_per_ngram", 1 << 20),
+        ("split_ngram_parts", 1 << 20),
         ("eos_token_id", None),
         ("output_gate_type", "relu"),
         ("num_experts_per_tok", 5),

@@ -21,7 +21,9 @@ from octavo.server.errors import ApiError, shutting_down
 from octavo.server.preparing import Preparer, TextPolicy, TextSetup
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest
+from octavo.server.schema.cohere_chat import CohereChatRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.generate import GenerateRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
@@ -150,7 +152,7 @@ async def test_a_costly_template_does_not_hold_up_the_loop(tmp_path: Path) -> No
 async def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> None:
     reads = texts(tmp_path)
     tokenizer = byte_tokenizer(tmp_path)
-    kinds: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, MessagesRequest)
+    kinds: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, MessagesRequest, CohereChatRequest)
     for length, kind in itertools.product((1, INLINE_BYTES), kinds):
         content = "x" * length
         messages = [{"role": "user", "content": content}]
@@ -167,6 +169,16 @@ async def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) 
         if kind is ResponsesRequest:
             counted = await reads.respond(request({"input": content}), InputTokensRequest)
             assert json.loads(counted.body) == {"input_tokens": len(ids), "object": "response.input_tokens"}
+
+
+@pytest.mark.anyio
+async def test_tokens_of_large_requests_come_once(tmp_path: Path) -> None:
+    reads, ids = texts(tmp_path), [98] * INLINE_BYTES
+    asked, [prompt] = await reads.read(request({"token_ids": ids, "sampling_params": {"seed": 1}}), GenerateRequest)
+    assert (asked.token_ids, asked.sampling_params, prompt.token_ids) == ([0], {"seed": 1}, ids)
+    fields = {"query": ids, "items": [[97]], "label_token_ids": [1]}
+    scored, [prompt] = await reads.read(request(fields), GenerativeScoringRequest)
+    assert (scored.query, scored.items, prompt.token_ids) == ("", [], [*ids, 97])
 
 
 @pytest.mark.anyio

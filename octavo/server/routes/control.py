@@ -11,7 +11,7 @@ from starlette.responses import Response
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json
 from octavo.server.errors import ApiError
-from octavo.server.generation import is_about
+from octavo.server.generation import names_of
 
 
 class AbortRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,8 @@ async def abort_requests(context: ServerContext, request: Request) -> RequestsAb
         )
     request_ids = list(context.engine_ids)
     if asked.request_ids:
-        request_ids = [each for each in request_ids if any(is_about(each, name) for name in asked.request_ids)]
+        names = {*asked.request_ids}
+        request_ids = [each for each in request_ids if names & names_of(each)]
     await context.llm.abort(request_ids)
     return RequestsAborted(len(request_ids))
 

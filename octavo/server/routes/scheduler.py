@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
-from octavo.server.generation import is_about, without_details_of_others
+from octavo.server.generation import names_of, without_details_of_others
 from octavo.server.keys import Right, caller_of
 from octavo.server.schema.scheduler import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
@@ -48,7 +48,7 @@ async def _asked_for(context: ServerContext, request: Request, call: str, kind: 
     with without_details_of_others(caller):
         entries: list[E] = msgspec.convert(await context.llm.call(call), list[kind])  # type: ignore[valid-type]
     seen = [each for each in entries if caller.may(Right.OBSERVE) or each.tenant == caller.tenant]
-    return [each for each in seen if asked is None or is_about(each.request_id, asked)]
+    return [each for each in seen if asked is None or asked in names_of(each.request_id)]
 
 
 def _wall_clock_offset_s() -> float:

@@ -39,11 +39,11 @@ class GenerativeScoringRequest(EngineBody, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest("items mixes kinds; it is a list of texts, or of lists of token ids", field="items")
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        """Return the prompt of each item. Raises InvalidRequest for a model that makes vectors, and for too many tokens
-        together."""
+        """Return the prompt of each item. Raises InvalidRequest for a model that makes vectors, for a text that no
+        context holds, and for too many tokens together."""
         tools.vectors.refuse_text()
-        query = self._tokens(tools, self.query, is_first=not self.item_first)
-        items = [self._tokens(tools, each, is_first=self.item_first) for each in self.items]
+        query = self._tokens(tools, self.query, "query", is_first=not self.item_first)
+        items = [self._tokens(tools, each, "items", is_first=self.item_first) for each in self.items]
         num_tokens = len(query) * len(items) + sum(map(len, items))
         if num_tokens > MAX_REQUEST_TOKENS:
             raise InvalidRequest(
@@ -53,7 +53,8 @@ class GenerativeScoringRequest(EngineBody, kw_only=True, forbid_unknown_fields=T
             )
         return [Prompt(token_ids=each + query if self.item_first else query + each) for each in items]
 
-    def _tokens(self, tools: InputProcessor, given: str | list[int], *, is_first: bool) -> list[int]:
+    def _tokens(self, tools: InputProcessor, given: str | list[int], field: str, *, is_first: bool) -> list[int]:
         if not isinstance(given, str):
             return given
+        tools.check_text_length(given, field)
         return tools.tokenizer.encode(given, self.add_special_tokens and is_first)

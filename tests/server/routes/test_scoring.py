@@ -50,6 +50,7 @@ def test_the_score_is_the_probability_of_the_first_label(server: Served) -> None
         ({"items": ["a", [97]]}, "items"),
         ({"label_token_ids": []}, "label_token_ids"),
         ({"items": ["a", "b" * 300]}, "items"),
+        ({"query": "b" * 90_000}, "query"),
         ({"query": [97] * 1000, "items": [[97]] * 1050}, "items"),
         ({"temperature": 1.0}, "temperature"),
     ],
