@@ -18,6 +18,7 @@ from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_names import SAME
+from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
@@ -44,7 +45,7 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
-    "NemotronH_Omni_Reasoning_V3": {"NemotronH_Nano_Omni_Reasoning_V3"},
+    "NemotronH_Omni_Reasoning_V3": {*NEMOTRON_OMNI},
     "InternVLForConditionalGeneration": {*INTERN, "InternS1ForConditionalGeneration"} - {QIANFAN},
     KIMI: set(RELEASED),
     "Qwen3_5ForConditionalGeneration": {

@@ -31,7 +31,8 @@ def _moonshine(num_samples: int) -> int:
     return reduce(_convolved, ((127, 64), (7, 3), (3, 2)), num_samples)
 
 
-def _cohere(num_samples: int) -> int:
+def num_parakeet_vectors(num_samples: int) -> int:
+    """Return the vectors that Parakeet's encoder makes of so many samples."""
     # a frame for each 160 samples, padded on both sides before each convolution
     return reduce(lambda length, _: (length - 1) // 2 + 1, range(3), num_samples // 160)
 
@@ -39,7 +40,7 @@ def _cohere(num_samples: int) -> int:
 COHERE: Final = "CohereAsrForConditionalGeneration"
 MOONSHINE: Final = "MoonshineForConditionalGeneration"
 LISTENERS: Final[Mapping[str, Listener]] = {
-    COHERE: Listener(35.0, _cohere),
+    COHERE: Listener(35.0, num_parakeet_vectors),
     MOONSHINE: Listener(30.0, _moonshine),
 }
 """By architecture."""

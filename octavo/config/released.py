@@ -10,6 +10,7 @@ from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
 from octavo.config.released_minicpm import MINICPM_V, minicpm_layout
 from octavo.config.released_names import with_todays_names
+from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_layout
 from octavo.config.released_ovis import OVIS, ovis_layout
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
@@ -31,8 +32,8 @@ _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config
 """Names of the encoders of DeepSeek-OCR, with those that transformers has."""
 _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
-_NEMOTRON: Final = ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2")
-"""Architectures of Nemotron Nano that read images, whose text models are in `llm_config`."""
+_NEMOTRON: Final = (*NEMOTRON_OMNI, "NemotronH_Nano_VL_V2")
+"""Architectures of Nemotron that read images, whose text models are in `llm_config`."""
 _LABELS: Final = "ForSequenceClassification"
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
@@ -65,7 +66,7 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if first in INTERN and "llm_config" in config:
         return intern_layout(config, where)
     if only in _NEMOTRON and isinstance(config.get("llm_config"), Mapping):
-        return {"text_config": config["llm_config"], **{name: config[name] for name in config if name != "llm_config"}}
+        return nemotron_layout(config, where)
     if only in RELEASED:
         return kimi_layout(config, where)
     if only == ERNIE_VL and "im_patch_id" in config:

@@ -6,6 +6,7 @@ from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
+from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
 
@@ -28,7 +29,7 @@ READ_SOUND: Final = frozenset(
         ),
         *("Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
-) | {*PHI4_SOUNDS}
+) | {*NEMOTRON_OMNI, *PHI4_SOUNDS}
 """Architectures whose sounds are read, with transformers."""
 
 
@@ -47,7 +48,17 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
         return _phi4(section) if any((checkpoint.path / name).is_file() for name in _SETTINGS) else None
     check_encoder(section)
     check_encoder(checkpoint.stored.section("adaptor_config"))
+    if section is not None and checkpoint.architecture in NEMOTRON_OMNI:
+        expect_parakeet(section)
+        section.positive("projection_hidden_size")
+        section.bool("projection_bias", False)
+        section.expect("projection_eps", 1e-5, default=1e-5)
     return section
+
+
+def expect_parakeet(section: Section) -> None:
+    """Raise UnsupportedModel for an encoder of Parakeet's that joins another number of frames."""
+    section.expect_all(subsampling_factor=8, subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
 
 
 def _phi4(section: Section) -> Section:

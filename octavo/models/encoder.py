@@ -41,6 +41,14 @@ class Held(Layer):
         return (replace(slot, name=slot.name.removeprefix(".")) for slot in super().tensor_slots(path))
 
 
+PARAKEET: Final = (
+    "ParakeetEncoderAttention",
+    "ParakeetEncoderConvolutionModule",
+    "ParakeetEncoderSubsamplingConv2D",
+)
+"""Classes with products in batches or convolutions, whose bits depend on torch's threads."""
+
+
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
     """Yield the layers within `module`, which is at `path` in the checkpoint, and the parameters of other modules."""
     for name, part in module.named_modules(prefix=path):

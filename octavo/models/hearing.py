@@ -14,12 +14,12 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
-from octavo.models.encoder import in_one_thread
+from octavo.models.encoder import PARAKEET, in_one_thread
 from octavo.models.vision import ImageReader
 
 _OF_PRODUCTS: Final = (
     *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
-    *("FunAsrNanoAttention", "FunAsrNanoFSMN"),
+    *("FunAsrNanoAttention", "FunAsrNanoFSMN", *PARAKEET),
     *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
     *("Gemma4AudioAttention", "Gemma4AudioCausalConv1d", "Gemma4AudioSubSampleConvProjection"),
     *("Phi4MultimodalAudioAttention", "Phi4MultimodalAudioConvModule", "Phi4MultimodalAudioNemoConvSubsampling"),

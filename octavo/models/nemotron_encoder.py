@@ -1,4 +1,5 @@
-"""What Nemotron 3 Nano Omni reads images with: RADIO, of whose vectors neighbours are joined and projected.
+"""What Nemotron 3 Omni reads images with: RADIO, of whose vectors neighbours are joined and projected; and sounds:
+Parakeet.
 
 Source: NVIDIA's releases.
 """
@@ -14,14 +15,15 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
+from octavo.models.hearing import SoundReader
 from octavo.models.sparse import has_tensor
-from octavo.models.vision import ImageReader
 
 
 class _Encoder(nn.Module):
     def __init__(self, library: Any) -> None:
         super().__init__()
         from transformers.models.nemotron_h_omni import modeling_nemotron_h_omni as nemotron
+        from transformers.models.parakeet import modeling_parakeet as parakeet
         from transformers.models.radio import modeling_radio as radio
 
         vision, width = library.vision_config, library.vision_hidden_size
@@ -37,7 +39,13 @@ class _Encoder(nn.Module):
         )
         self._merged, self._num_prefix = round(1 / library.downsample_ratio), vision.num_summary_tokens
         sizes = width * self._merged**2, library.projector_hidden_size, library.text_config.hidden_size
-        self.multi_modal_projector: Any = nemotron.NemotronH_Omni_Reasoning_V3MultiModalProjector(*sizes)
+        projector: Any = nemotron.NemotronH_Omni_Reasoning_V3MultiModalProjector
+        self.multi_modal_projector = projector(*sizes)
+        if (sounds := library.audio_config) is not None:
+            made = parakeet.ParakeetEncoder
+            self.audio_tower: Any = made._from_config(sounds, attn_implementation="sdpa")
+            sizes = sounds.hidden_size, sounds.projection_hidden_size, library.text_config.hidden_size
+            self.embed_audio = projector(*sizes, bias=sounds.projection_bias)
 
     def forward(self, pixels: Tensor, grid: Tensor) -> Tensor:
         """pixels [patches, 3 · patch · patch], grid [1, (rows, columns)] → [vectors, hidden]."""
@@ -49,15 +57,19 @@ class _Encoder(nn.Module):
         joined = x.view(rows // size, size, columns // size, size, -1).transpose(1, 2)
         return self.multi_modal_projector(joined.reshape(rows * columns // size**2, -1))
 
+    def hear(self, features: Tensor) -> Tensor:
+        """features [1, frames, bands] → [vectors, hidden]."""
+        return self.embed_audio(self.audio_tower(features).last_hidden_state[0])
 
-class NemotronReader(ImageReader):
-    """What the text model becomes one that reads images with."""
+
+class NemotronReader(SoundReader):
+    """What the text model becomes one that reads images and sounds with, or images alone."""
 
     ENCODER = _Encoder
     encoder: _Encoder
     IGNORED = (
-        *ImageReader.IGNORED,
-        r"sound_(?:encoder|projection)\..*",
+        *SoundReader.IGNORED,
+        r"(?:sound_encoder\.encoder|audio_tower)\.feature_extractor\..*",
         r"vision_model\..*(?:input_conditioner\..*|summary_idxs|video_embedder\..*|video_patch_projection\..*)",
     )
 
@@ -79,13 +91,23 @@ class NemotronReader(ImageReader):
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
         if self.is_first:
-            stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
+            stack(self.encoder.vision_model, ("q_proj", "k_proj", "v_proj"), "qkv")
+        sounds = c.library.audio_config
+        if sounds is None:
+            self.IGNORED = (*self.IGNORED, r"(?:sound_(?:encoder|projection)|audio_tower|embed_audio)\..*")  # type: ignore[misc]
+        elif not sounds.convolution_bias:  # which releases may have nevertheless
+            self.IGNORED = (*self.IGNORED, r".*\.conv\.(?:pointwise|depthwise)_conv[12]?\.bias")  # type: ignore[misc]
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
-        """Return [vectors, hidden] of an image.
+        """Return [vectors, hidden] of an image, or of a piece of a sound.
 
-        arrays: pixel_values [patches, 3 · patch · patch] and image_grid_hw [1, (rows, columns)] of patches.
+        arrays: pixel_values [patches, 3 · patch · patch] and image_grid_hw [1, (rows, columns)] of patches; or
+        input_features [frames, bands].
         """
+        if kind == "audio":
+            features = arrays["input_features"]
+            self.fill(features.device)
+            return self.encoder.hear(features[None].to(next(self.encoder.parameters()).dtype))
         pixels = arrays["pixel_values"]
         self.fill(pixels.device)
         return self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_hw"])

@@ -190,6 +190,9 @@ _NEMOTRON: Final = tuple(
         (r"mlp1\.0\.", "multi_modal_projector.layer_norm."),
         (r"mlp1\.1\.", "multi_modal_projector.linear_1."),
         (r"mlp1\.3\.", "multi_modal_projector.linear_2."),
+        (r"sound_encoder\.encoder\.", "audio_tower."),
+        (r"sound_projection\.norm\.", "embed_audio.layer_norm."),
+        (r"sound_projection\.linear([12])\.", r"embed_audio.linear_\1."),
         (r"vision_projector\.vision_final_layernorm\.", "vision_final_layernorm."),
     )
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint, read_section
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.listeners import COHERE, LISTENERS, MOONSHINE, RATE
+from octavo.config.sounds import expect_parakeet
 from octavo.core.model_shape import Encoded, KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import CrossAttention
@@ -30,7 +31,7 @@ from octavo.layers.picked import Pick, PickedLinear
 from octavo.models.blocks import GatedLayer, PlainMLP, RotaryAttention, stream_norm
 from octavo.models.config import DecoderConfig, even_share
 from octavo.models.decoder import DecoderStack
-from octavo.models.encoder import held_layers, in_one_thread, library_config, library_module
+from octavo.models.encoder import PARAKEET, held_layers, in_one_thread, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import swap_encoder
 from octavo.models.ropes import read_rope
@@ -249,7 +250,7 @@ class CohereAsrForConditionalGeneration(WhisperForConditionalGeneration):
     def read(cls, c: Checkpoint) -> CohereAsrConfig:
         section = c.stored.part("encoder_config")
         check_encoder(section)
-        section.expect_all(subsampling_factor=8, subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
+        expect_parakeet(section)
         library = library_config(c, "CohereAsrConfig")
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         c.expect("num_key_value_heads", num_heads, default=num_heads)
@@ -282,7 +283,7 @@ class CohereAsrForConditionalGeneration(WhisperForConditionalGeneration):
         super().__init__(c, mesh)
         self.encoder_proj = ColumnLinear(c.library.hidden_size, c.hidden_size, Mesh.single(), bias=True)
         for module in self.encoder.modules():
-            if type(module).__name__ in _OF_PRODUCTS:
+            if type(module).__name__ in PARAKEET:
                 module.forward = in_one_thread(module.forward)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
@@ -306,14 +307,6 @@ def _renamings() -> Sequence[Any]:
     """Return transformers' steps from the names of Cohere's release to those of its class."""
     find: Any = import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping
     return find("cohere_asr") or ()
-
-
-_OF_PRODUCTS: Final = (
-    "ParakeetEncoderAttention",
-    "ParakeetEncoderConvolutionModule",
-    "ParakeetEncoderSubsamplingConv2D",
-)
-"""Classes with products in batches or convolutions, whose bits depend on torch's threads."""
 
 
 def _extractor(c: Checkpoint, num_bands: int) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
@@ -18,11 +19,14 @@ from octavo.multimodal import gemma_sounds
 from octavo.multimodal.family import first_positive
 from octavo.multimodal.gemma_sounds import Around, Frames
 from octavo.multimodal.log_mel import LogMel
+from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
 from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
 from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
+
+_Mel = LogMel | UsmMel | Frames | ParakeetMel | Phi4Mel | StackedMel
 
 
 class _Family(NamedTuple):
@@ -36,7 +40,7 @@ class _Family(NamedTuple):
     window: Callable[[Section], tuple[int, int]] | None = None
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
     most_s: float = MAX_SECONDS
-    read: Callable[[Checkpoint, Section], UsmMel | Frames | Phi4Mel | StackedMel] | None = None
+    read: Callable[[Checkpoint, Section], _Mel] | None = None
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
     knows_images: bool = False
 
@@ -61,14 +65,14 @@ class SoundPrompts:
         token_text: returns a token's text. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
-        self.marker = first_positive(config, ("audio_token_index", "audio_token_id"))
+        self.marker = first_positive(config, _MARKERS)
         """The token that stands for a sound before it is written out."""
         self._limit, self._token_text = limits["audio"], token_text
         family = _FAMILIES[checkpoint.architecture]
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-            self._log_mel: LogMel | UsmMel | Frames | Phi4Mel | StackedMel = LogMel.of(checkpoint.path, sizes)
+            self._log_mel: _Mel = LogMel.of(checkpoint.path, sizes)
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
@@ -342,6 +346,7 @@ def _num_convolved(num_frames: int) -> int:
     return whole * -(-_CHUNK // 8) + -(-rest // 8)
 
 
+_MARKERS: Final = ("audio_token_index", "audio_token_id", "sound_context_token_id")
 _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
@@ -350,6 +355,10 @@ _PHI4: Final = _Family(phi4_sound, most_s=MOST_S, read=Phi4Mel.of, knows_images=
 _FAMILIES: Final = {
     PHI4: _PHI4,
     RELEASED: _PHI4,
+    **dict.fromkeys(
+        NEMOTRON_OMNI,
+        _Family(parakeet_pieces, parakeet_window, read=ParakeetMel.of, around=nemotron_around),
+    ),
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
     "FunAsrNanoForConditionalGeneration": _Family(stacked_sound, most_s=120.0, read=StackedMel.of),
     "Gemma3nForConditionalGeneration": _Family(

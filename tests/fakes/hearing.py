@@ -302,3 +302,16 @@ def extractor() -> Any:
     import transformers as tf
 
     return tf.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
+
+
+def make_nemotron_omni(path: Path) -> Path:
+    """Write a random Nemotron Omni that hears to `path` and return it."""
+    import transformers as tf
+
+    given, images = VISION_FAMILIES["nemotron_omni"][0]()
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    tower |= {"num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 5, "convolution_bias": False}
+    tower |= {"projection_hidden_size": 40, "projection_bias": True, "sampling_rate": 16_000}
+    values = given.to_dict() | {"audio_config": tower, "audio_token_id": OMNI["audio"]}
+    config = tf.NemotronH_Omni_Reasoning_V3_Config(**values)
+    return write_random(path, config, images, "NemotronH_Omni_Reasoning_V3")
