@@ -24,6 +24,7 @@ from octavo.config.pooling_config import (
     sees_both,
 )
 from octavo.config.projections import PROJECTED, with_projection
+from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_retrieval import RETRIEVAL
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
@@ -98,7 +99,7 @@ def _pooling(
     stated: by a GGUF file. modules: those of sentence-transformers, where there are any.
     """
     mode = "cls" if c.values.get("model_type") in ENCODERS else "lasttoken"
-    if "Bidirectional" in _architecture(c):
+    if _is_of_nvidia(c):
         # the names of NVIDIA's configs
         modes = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
         mode = modes[c.expect("pooling", *modes, default="avg")]
@@ -135,7 +136,7 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
         found = msgspec.structs.replace(found, modes=(c.expect("classifier_pooling", "cls", "mean"),))
     if head == _ALIGNER:
         return msgspec.structs.replace(found, labels=tuple(map(str, range(c.positive(_ALIGNER)))))
-    if "Bidirectional" in _architecture(c):  # NVIDIA's code divides scores by it
+    if _is_of_nvidia(c):  # whose code divides scores by it
         c.expect("temperature", 1.0, default=1.0)
     return found if found.labels else _classifier(c, found)
 
@@ -199,6 +200,12 @@ def _architecture(checkpoint: Checkpoint) -> str:
     """Return the first architecture that the checkpoint names; "" for none."""
     names = checkpoint.values.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _is_of_nvidia(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has the keys of NVIDIA's Llama whose tokens see both sides."""
+    architecture = _architecture(checkpoint)
+    return "Bidirectional" in architecture or architecture in NEMOTRON_PAGES
 
 
 def _head(checkpoint: Checkpoint) -> str | None:

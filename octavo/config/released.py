@@ -12,6 +12,7 @@ from octavo.config.released_minicpm import MINICPM_V, minicpm_layout
 from octavo.config.released_names import with_todays_names
 from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_layout
 from octavo.config.released_ovis import OVIS, ovis_layout
+from octavo.config.released_pages import NEMOTRON_PAGES, pages_layout
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -75,6 +76,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return minicpm_layout(config, where)
     if only in OVIS and "vision_config" not in config:
         return ovis_layout(config, where)
+    if only in NEMOTRON_PAGES and "image_seq_length" not in config:
+        return pages_layout(config, where)
     if only == PHI3V:
         return phi3v_layout(config, where)
     if only in (PHI4, PHI4_RELEASED):

@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import READ_IMAGES, image_settings
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_ovis import OVIS
+from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.section import shown
 from octavo.config.sounds import READ_SOUND, sound_section
 from octavo.distributed.mesh import Mesh
@@ -68,6 +69,7 @@ _FAMILY_OF_TYPE: Final = {
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _READERS: Final = {
     **dict.fromkeys(MINICPM_V, ("minicpm_encoder", "MiniCPMReader")),
+    **dict.fromkeys(NEMOTRON_PAGES, ("siglip_encoder", "SiglipReader")),
     **dict.fromkeys(OVIS, ("ovis_encoder", "OvisReader")),
 }
 """By architecture: the file and the class of what reads images, where text models of several families have it."""

@@ -15,6 +15,7 @@ from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_ovis import OVIS
+from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_phi3 import PHI3V
 from octavo.config.released_phi4 import PHI4
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
@@ -321,6 +322,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(
         NEMOTRON_OMNI, Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON)
     ),
+    **dict.fromkeys(NEMOTRON_PAGES, Family(internvl_prompt, word="<image>")),
     "OpenCUAForConditionalGeneration": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
     "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     **dict.fromkeys(

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.released_nemotron import NEMOTRON_IMAGES
+from octavo.config.released_pages import NEMOTRON_TILES
 from octavo.config.released_step import STEP_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.nemotron_images import NemotronImages
+from octavo.multimodal.nemotron_tiles import NemotronTiles
 from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
 from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
@@ -290,6 +292,7 @@ _Own = (
     | MiniCPMImages
     | MuseImages
     | NemotronImages
+    | NemotronTiles
     | Phi3VImages
     | Phi4Images
     | StepImages
@@ -305,6 +308,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "MiniCPMVImageProcessor": MiniCPMImages,
     "MuseGlimmerImageProcessor": MuseImages,
     NEMOTRON_IMAGES: NemotronImages,
+    NEMOTRON_TILES: NemotronTiles,
     "Phi3VImageProcessor": Phi3VImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
     STEP_IMAGES: StepImages,
