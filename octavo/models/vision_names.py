@@ -13,13 +13,12 @@ _ALL: Final = (
     (re.compile(r"^vlm\.(?:model\.)?"), "model."),
     (re.compile(r"^(?:model\.)?vision_tower\.vision_model\."), "vision_tower."),
     (re.compile(r"^mlp_AR\."), "projector."),
-    # OpenCUA
-    (re.compile(r"^vision_tower\.(?=blocks\.|merger\.|patch_embed\.)"), "visual."),
     # HyperCLOVA X
     (re.compile(r"^model\.vision_projector\."), "projector."),
     (re.compile(r"^model\.language_model\.model\."), ""),
 )
 """Beginnings of names, and what stands there today."""
+_OPEN_CUA: Final = ((re.compile(r"^vision_tower\."), "visual."),)
 _DEEPSEEK_OCR: Final = tuple(
     (re.compile(rf"^(?:model\.)?{old}"), own)
     for old, own in (
@@ -222,20 +221,20 @@ _STEP: Final = tuple(
 def todays_name(architecture: str, name: str) -> str:
     """Return the name of a stored tensor in the class of an architecture, with what is before all names or without."""
     family = architecture.lower()
-    tables = {"deepseekocr": _DEEPSEEK_OCR, "dotsocr": _DOTS_OCR, "kimi_k25": _KIMI, "lfm3vl": _LFM3}
-    tables |= {
+    tables = {
+        "deepseekocr": _DEEPSEEK_OCR,
+        "dotsocr": _DOTS_OCR,
+        "ernie4_5_vl": _ERNIE,
         "gemma4unified": _GEMMA_UNIFIED,
         "hunyuanvl": _HUNYUAN,
         "hyv4vl": _HUNYUAN,
-        "phi4m": _PHI4,
-        "ernie4_5_vl": _ERNIE,
-    }
-    tables |= {
-        "hunyuanvl": _HUNYUAN,
-        "hyv4vl": _HUNYUAN,
+        "kimi_k25": _KIMI,
+        "lfm3vl": _LFM3,
         "minimaxm3": _MINIMAX,
         "mistrallarge4": MISTRAL_ENCODER,
         "nemotronh": _NEMOTRON,
+        "opencua": _OPEN_CUA,
+        "phi4m": _PHI4,
         "step3p7": _STEP,
         "stepvl": _STEP,
     }
