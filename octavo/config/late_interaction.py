@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint, read_section
 from octavo.config.pooling_config import LateInteraction
@@ -19,15 +19,8 @@ _METADATA: Final = "artifact.metadata"
 _PUNCTUATION: Final = tuple(string.punctuation)
 
 
-class ColbertFiles(NamedTuple):
-    """What artifact.metadata of ColBERT says, and the size of vectors, where it does."""
-
-    config: LateInteraction
-    size: int | None
-
-
-def colbert_files(c: Checkpoint) -> ColbertFiles:
-    """Return what artifact.metadata of ColBERT says. Raises CheckpointError."""
+def colbert_files(c: Checkpoint) -> tuple[LateInteraction, int | None]:
+    """Return what artifact.metadata of ColBERT says, and the size of vectors where it does. Raises CheckpointError."""
     meta = read_section(c.path / _METADATA, may_lack=True)
     length = meta.optional_positive("query_maxlen") or 32
     late = LateInteraction(
@@ -39,7 +32,7 @@ def colbert_files(c: Checkpoint) -> ColbertFiles:
         is_expansion_seen=meta.values.get("attend_to_mask_tokens") is True,
         skipped=() if meta.values.get("mask_punctuation") is False else _PUNCTUATION,
     )
-    return ColbertFiles(late, meta.optional_positive("dim"))
+    return late, meta.optional_positive("dim")
 
 
 def module_files(folder: Path, transformer: Path, mask: Path | None, prompts: Mapping[str, str]) -> LateInteraction:

@@ -68,7 +68,7 @@ def native_layout(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     section = Section(values, where)
     has_latents = values.get("kv_lora_rank") is not None
-    _check_keys(values, _OF_LATENTS if has_latents else _TEXT, where, "")
+    _check_keys(section, _OF_LATENTS if has_latents else _TEXT)
     section.expect("activation", "silu", default="silu")
     section.expect("use_biases", False, default=False)
     longest = section.optional_positive("max_position_embeddings") or section.positive("max_seq_len", _CONTEXT)
@@ -85,12 +85,12 @@ def native_layout(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         "tie_word_embeddings": section.bool("tied_embeddings", False),
     }
     if has_latents:
-        text |= _latents(section, where)
-    quantized = _quantization(section, where)
+        text |= _latents(section)
+    quantized = _quantization(section)
     vision = section.section("vision_encoder")
     if vision is None:
         return {**text, **quantized, "architectures": [f"Mistral{'4' if has_latents else ''}ForCausalLM"]}
-    _check_keys(vision.values, _VISION, where, "vision_encoder.")
+    _check_keys(vision, _VISION, "vision_encoder.")
     merged = vision.positive("spatial_merge_size", 1)
     has_norm = vision.bool("add_pre_mm_projector_layer_norm", False)
     vision.expect("mm_projector_id", "", "patch_merge", default="")
@@ -120,17 +120,17 @@ def native_layout(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _latents(section: Section, where: str) -> dict[str, Any]:
+def _latents(section: Section) -> dict[str, Any]:
     """Return what Mistral Large 3 has beside the keys of a dense model, as Mistral Small 4 has it in transformers."""
     moe = section.part("moe")
-    _check_keys(moe.values, _MOE, where, "moe.")
+    _check_keys(moe, _MOE, "moe.")
     moe.expect("route_every_n", 1)
     moe.expect("renorm_strategy", "WEIGHTS")
     moe.expect("use_load_balancing_bias", False)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": section.positive_float("rope_theta", 10_000.0)}
     yarn, growth = section.section("yarn"), section.section("llama_4_scaling")
     if yarn is not None:
-        _check_keys(yarn.values, _YARN, where, "yarn.")
+        _check_keys(yarn, _YARN, "yarn.")
         rope |= {
             "rope_type": "yarn",
             "factor": yarn.positive_float("factor"),
@@ -157,12 +157,12 @@ def _latents(section: Section, where: str) -> dict[str, Any]:
     }
 
 
-def _quantization(section: Section, where: str) -> dict[str, Any]:
+def _quantization(section: Section) -> dict[str, Any]:
     """Return the `quantization_config` of weights in FP8; nothing for others."""
     stated = section.section("quantization")
     if stated is None or not stated.values:
         return {}
-    _check_keys(stated.values, _QUANTIZATION, where, "quantization.")
+    _check_keys(stated, _QUANTIZATION, "quantization.")
     stated.expect("qformat_weight", "fp8_e4m3", default=None)
     return {"quantization_config": {"quant_method": "fp8"}}
 
@@ -181,10 +181,10 @@ def native_images(values: Mapping[str, Any], where: str) -> dict[str, Any] | Non
     }
 
 
-def _check_keys(values: Mapping[str, Any], known: frozenset[str], where: str, prefix: str) -> None:
-    others = sorted(name for name, value in values.items() if name not in known and value not in (None, False, {}))
-    if others:
+def _check_keys(section: Section, known: frozenset[str], prefix: str = "") -> None:
+    stated = (name for name, value in section.values.items() if value not in (None, False, {}))
+    if others := sorted({*stated} - known):
         raise UnsupportedModel(
-            f"{where}: {prefix}{others[0]} is set, which is not read in Mistral's own layout; use the weights in the "
-            "layout of Hugging Face (config.json and model*.safetensors)"
+            f"{section.where}: {prefix}{others[0]} is set, which is not read in Mistral's own layout; use the weights "
+            "in the layout of Hugging Face (config.json and model*.safetensors)"
         )

@@ -14,11 +14,7 @@ from octavo.config.released_retrieval import RETRIEVAL
 from octavo.core.pooling import TOKEN_EMBED
 
 _COLBERT: Final = (
-    "HF_ColBERT",
-    "ColBERTModel",
-    "ColBERTModernBertModel",
-    "ColBERTJinaRobertaModel",
-    "ColBERTLfm2Model",
+    *("HF_ColBERT", "ColBERTModel", "ColBERTModernBertModel", "ColBERTJinaRobertaModel", "ColBERTLfm2Model"),
 )
 """Late-interaction models, whose layer may also be a module of sentence-transformers."""
 _VOYAGE: Final = "VoyageQwen3BidirectionalEmbedModel"
@@ -45,29 +41,31 @@ def with_projection(c: Checkpoint, architecture: str, found: PoolingConfig) -> P
     if (outside := c.values.get(RETRIEVAL)) is not None:
         return _retrieval(c, str(outside), found)
     if architecture in _COLBERT and found.late is None:
-        size = next((c.positive(name) for name in _SIZES if c.values.get(name) is not None), 128)
-        late = colbert_files(c)
-        dense = stored_layer(c, ("linear", "colbert_linear"), late.size or size)
-        return replace(found, task=TOKEN_EMBED, late=late.config, dense=(dense,))
+        late, size = colbert_files(c)
+        dense = _stored_layer(c, ("linear", "colbert_linear"), size or _size(c, _SIZES))
+        return replace(found, task=TOKEN_EMBED, late=late, dense=(dense,))
     if architecture == _VOYAGE:
-        return replace(found, dense=(stored_layer(c, ("linear",), c.positive("num_labels", 2048)), *found.dense))
+        return replace(found, dense=(_stored_layer(c, ("linear",), c.positive("num_labels", 2048)), *found.dense))
     if architecture == _JINA_RANKING:
-        first = stored_layer(c, ("projector.0",), c.positive("hidden_size") // 2, activation="relu")
-        second = stored_layer(c, ("projector.2",), 512, inputs=first.outputs)
+        first = _stored_layer(c, ("projector.0",), c.positive("hidden_size") // 2, activation="relu")
+        second = _stored_layer(c, ("projector.2",), 512, inputs=first.outputs)
         own: Mapping[str, Any] = {"task": TOKEN_EMBED, "row_token_ids": _JINA_ROWS, "normalize": False}
         return replace(found, dense=(first, second), **own)
     return found
 
 
 def _retrieval(c: Checkpoint, architecture: str, found: PoolingConfig) -> PoolingConfig:
-    size = next((c.positive(name) for name in _SIZES_OF_PAGES if c.values.get(name) is not None), 128)
-    layer = stored_layer(c, ("embedding_proj_layer", "custom_text_proj"), size)
+    layer = _stored_layer(c, ("embedding_proj_layer", "custom_text_proj"), _size(c, _SIZES_OF_PAGES))
     has_none = architecture in _UNPROJECTED and f"{layer.prefix}weight" not in c.tensors
     late = _QUERIES.get(architecture, LateInteraction())
     return replace(found, task=TOKEN_EMBED, late=late, dense=() if has_none else (layer,), normalize=True)
 
 
-def stored_layer(
+def _size(c: Checkpoint, names: Sequence[str]) -> int:
+    return next((c.positive(name) for name in names if c.values.get(name) is not None), 128)
+
+
+def _stored_layer(
     c: Checkpoint, names: Sequence[str], size: int, *, inputs: int | None = None, activation: str = "identity"
 ) -> DenseModule:
     """Return the layer whose tensors have one of the names, perhaps behind others and a dot.

@@ -16,7 +16,7 @@ from octavo.config.released_pages import NEMOTRON_PAGES, pages_layout
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
 from octavo.config.released_phi4 import PHI4, phi4_layout
 from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
-from octavo.config.released_retrieval import is_retrieval, retrieval_layout
+from octavo.config.released_retrieval import RETRIEVERS, retrieval_layout
 from octavo.config.section import Section
 from octavo.config.task_adapters import JINA5, jina5_layout
 
@@ -56,7 +56,7 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if first.endswith(_LABELS) and config.get("classifier_from_token") is not None:
         ending = "ForConditionalGeneration" if "vision_config" in config else "ForCausalLM"
         return in_todays_layout({**config, "architectures": [first.removesuffix(_LABELS) + ending]}, where)
-    if is_retrieval(only):
+    if only in RETRIEVERS:
         return retrieval_layout(config, where)
     if only == JINA5:
         return jina5_layout(config)

@@ -23,6 +23,12 @@ SAME: Final = {
 }
 """Architectures of releases, with other names of the same, and of their `model_type`."""
 _GPT2: Final = {"n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+_MPT: Final = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "max_seq_len": "max_position_embeddings",
+}
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "bloom": {**_GPT2, "seq_length": "max_position_embeddings"},
     "chatglm": {
@@ -32,14 +38,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "padded_vocab_size": "vocab_size",
         "seq_length": "max_position_embeddings",
     },
-    "dbrx": {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "max_seq_len": "max_position_embeddings",
-        "kv_n_heads": "num_key_value_heads",
-        "ffn_hidden_size": "intermediate_size",
-    },
+    "dbrx": {**_MPT, "kv_n_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"},
     "distilbert": {
         "dim": "hidden_size",
         "hidden_dim": "intermediate_size",
@@ -48,12 +47,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "activation": "hidden_act",
     },
     "falcon": {**_GPT2, "n_head_kv": "num_kv_heads"},
-    "mpt": {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "max_seq_len": "max_position_embeddings",
-    },
+    "mpt": _MPT,
     "qwen": {"kv_channels": "head_dim", "seq_length": "max_position_embeddings"},
     "stablelm": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
     "telechat": {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.config.section import Section
-from octavo.config.task_adapters import FOLDER, JINA5
+from octavo.config.task_adapters import FILES, FOLDER, JINA5
 
 PHI4: Final = "Phi4MultimodalForCausalLM"
 """transformers' name of the architecture."""
@@ -100,11 +100,10 @@ def _audio(section: Section, part: Section) -> dict[str, Any]:
 def adapter_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the files in folders that a model with this config is served with."""
     names = config.get("architectures")
-    names_of_adapter = ("adapter_config.json", "adapter_model.safetensors")
     folders = [folder for folder, _ in ADAPTERS.values()] if names in ([PHI4], [RELEASED]) else []
     if names == [JINA5]:  # of all tasks: hf_overrides choose one
         folders = [f"{FOLDER}/*"]
-    return tuple(f"{folder}/{each}" for folder in folders for each in names_of_adapter)
+    return tuple(f"{folder}/{each}" for folder in folders for each in FILES)
 
 
 def phi4_settings(settings: Section) -> Mapping[str, Any]:

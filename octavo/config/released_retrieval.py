@@ -22,7 +22,7 @@ _OF_TYPE: Final[Mapping[str, str]] = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
 """Architectures of the models within, by their `model_type`."""
-_TYPES: Final[Mapping[str, str]] = {
+RETRIEVERS: Final[Mapping[str, str]] = {
     "ColPaliForRetrieval": "paligemma",
     "ColQwen2ForRetrieval": "qwen2_vl",
     "ColQwen3": "qwen3_vl",
@@ -30,14 +30,9 @@ _TYPES: Final[Mapping[str, str]] = {
     "OpsColQwen3Model": "qwen3_vl",
     "Qwen3VLNemotronEmbedModel": "qwen3_vl",
 }
-"""Their `model_type` by the architecture of the whole, where its config does not have it."""
+"""By the architecture of the whole: the `model_type` of the model within, where the config does not have it."""
 _CONTRACT: Final = "retrieval_attention_contract"
 _MODES: Final = ("causal", "bidirectional")
-
-
-def is_retrieval(architecture: str) -> bool:
-    """Return whether an architecture is one of these."""
-    return architecture in _TYPES
 
 
 def retrieval_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -46,7 +41,7 @@ def retrieval_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     section = Section(config, where)
     architecture = str(config["architectures"][0])
     inner = section.section(_INNER)
-    kind = _TYPES[architecture] if inner is None else inner.str("model_type")
+    kind = RETRIEVERS[architecture] if inner is None else inner.str("model_type")
     if kind not in _OF_TYPE:
         raise UnsupportedModel(
             f"{where}: {_INNER}.model_type is {shown(kind)}, expected one of {', '.join(_OF_TYPE)}: others are not "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
-from octavo.models.fields import BIAS, EPS, HEAD_DIM, MLP_BIAS, TIED, Read, chosen, fields, flag
+from octavo.models.fields import BETWEEN, BIAS, EPS, HEAD_DIM, MLP_BIAS, TIED, Read, chosen, fields, flag
 from octavo.models.sparse import (
     NUMBERED,
     Mixture,
@@ -46,11 +46,7 @@ class AfmoeForCausalLM(GatedDecoder):
     Source: Arcee's releases.
     """
 
-    RENAMED = {
-        "attention_output_norm": "post_attention_layernorm",
-        "post_attention_layernorm": "pre_mlp_layernorm",
-        "mlp_output_norm": "post_mlp_layernorm",
-    }
+    RENAMED = BETWEEN
     REPLACED = {".mlp.router.gate.": ".mlp.gate."}
     EXPECTED = fields(score_func="sigmoid", n_group=1)
     FIELDS = fields(

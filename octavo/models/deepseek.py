@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedLayer, SandwichLayer, SparseMLP, stream_norm
-from octavo.models.fields import EPS, TIED, Read, chosen, eps, fields
+from octavo.models.fields import BETWEEN, EPS, TIED, Read, chosen, eps, fields
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.mistral_names import native_name
 from octavo.models.ropes import with_query_growth
@@ -161,15 +161,7 @@ class PanguUltraMoEForCausalLM(LatentDecoder):
         sparse=Read(dense_first, 0),
         layer=chosen("sandwich_norm", False, SandwichLayer),
         latent_eps=eps("rms_norm_eps", 1e-6),
-        renamed=chosen(
-            "sandwich_norm",
-            False,
-            {
-                "attention_output_norm": "post_attention_layernorm",
-                "post_attention_layernorm": "pre_mlp_layernorm",
-                "mlp_output_norm": "post_mlp_layernorm",
-            },
-        ),
+        renamed=chosen("sandwich_norm", False, BETWEEN),
     )
 
     @classmethod

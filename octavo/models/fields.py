@@ -73,3 +73,23 @@ BEHIND: Final[Mapping[str, str]] = {
     "mlp_output_norm": "post_feedforward_layernorm",
 }
 """Usual names of norms behind attention and MLP, for `RENAMED`."""
+BETWEEN: Final[Mapping[str, str]] = {
+    "attention_output_norm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_mlp_layernorm",
+    "mlp_output_norm": "post_mlp_layernorm",
+}
+"""Names of norms before and behind attention and MLP in the releases of Arcee and Huawei."""
+GPT2: Final[Mapping[str, str]] = {
+    "embed_tokens": "wte",
+    "embed_positions": "wpe",
+    "layers": "h",
+    "norm": "ln_f",
+    "input_layernorm": "ln_1",
+    "self_attn": "attn",
+    "qkv_proj": "c_attn",
+    "o_proj": "c_proj",
+    "post_attention_layernorm": "ln_2",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+}
+"""Names of GPT-2's modules."""

@@ -65,10 +65,8 @@ class SoundReader(ImageReader):
         it, or what else the encoder reads, by name.
         """
         num_frames = arrays.get("num_frames")
-        self.fill(arrays["input_features"].device)
         encoder: Any = self.encoder
-        dtype = next(encoder.parameters()).dtype
-        features = arrays["input_features"].to(dtype)
+        features = self.received(arrays["input_features"])
         if num_frames is None:
             given: dict[str, Any] = {name: each[None] for name, each in {**arrays, "input_features": features}.items()}
             if "window" in given:  # which is counted from the tokens of a whole prompt there
@@ -82,8 +80,8 @@ class SoundReader(ImageReader):
         tower = encoder.audio_tower
         num_heard, num_vectors = (int(each) for each in tower._get_feat_extract_output_lengths(num_frames))
         width = (features.shape[-1] - 2) // 2 + 1
-        mask = torch.zeros(1, 1, width, width, dtype=dtype, device=features.device)
-        mask[..., num_heard:] = torch.finfo(dtype).min
+        mask = torch.zeros(1, 1, width, width, dtype=features.dtype, device=features.device)
+        mask[..., num_heard:] = torch.finfo(features.dtype).min
         states = tower(features[None], attention_mask=mask).last_hidden_state
         return encoder.multi_modal_projector(states)[0, :num_vectors]
 

@@ -13,7 +13,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
 from octavo.models.config import DecoderConfig, even_share
-from octavo.models.fields import BIAS, MLP_BIAS, TIED, WHERE_STATED, Read, activation, chosen, eps, fields, flag
+from octavo.models.fields import BIAS, GPT2, MLP_BIAS, TIED, WHERE_STATED, Read, activation, chosen, eps, fields, flag
 from octavo.models.ropes import read_rope
 
 
@@ -100,19 +100,7 @@ class GPT2LMHeadModel(GatedDecoder):
     """
 
     PREFIXES: ClassVar[tuple[str, ...]] = ("transformer.",)
-    RENAMED = {
-        "embed_tokens": "wte",
-        "embed_positions": "wpe",
-        "layers": "h",
-        "norm": "ln_f",
-        "input_layernorm": "ln_1",
-        "self_attn": "attn",
-        "qkv_proj": "c_attn",
-        "o_proj": "c_proj",
-        "post_attention_layernorm": "ln_2",
-        "up_proj": "c_fc",
-        "down_proj": "c_proj",
-    }
+    RENAMED = GPT2
     # causal masks that old checkpoints carry along
     IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
     EXPECTED = fields(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
@@ -129,8 +117,6 @@ class GPTBigCodeForCausalLM(GPT2LMHeadModel):
 
     Source: https://arxiv.org/abs/2305.06161.
     """
-
-    RENAMED = {k: v for k, v in GPT2LMHeadModel.RENAMED.items() if k != "qkv_proj"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -153,16 +139,7 @@ class GPTJForCausalLM(GPT2LMHeadModel):
     Source: https://github.com/kingoflolz/mesh-transformer-jax.
     """
 
-    RENAMED = {
-        "embed_tokens": "wte",
-        "layers": "h",
-        "norm": "ln_f",
-        "input_layernorm": "ln_1",
-        "self_attn": "attn",
-        "o_proj": "out_proj",
-        "up_proj": "fc_in",
-        "down_proj": "fc_out",
-    }
+    RENAMED = {**GPT2, "o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out"}
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -208,11 +185,7 @@ class GPTNeoForCausalLM(GatedDecoder):
     """
 
     PREFIXES = GPT2LMHeadModel.PREFIXES
-    RENAMED = {
-        **GPTBigCodeForCausalLM.RENAMED,
-        "self_attn": "attn.attention",
-        "o_proj": "out_proj",
-    }
+    RENAMED = {**GPT2, "self_attn": "attn.attention", "o_proj": "out_proj"}
     # causal masks that old checkpoints carry along
     IGNORED = (r"h\.\d+\.attn\.attention\.(masked_)?bias",)
 

@@ -18,6 +18,7 @@ from octavo.models.fields import (
     BIAS,
     BY_KIND,
     EPS,
+    GPT2,
     HEAD_DIM,
     MLP_BIAS,
     TIED,
@@ -159,16 +160,7 @@ class ExaoneForCausalLM(GatedDecoder):
     """EXAONE 3 and 3.5, EXAONE Deep: Llama with GPT-2's names. Source: https://arxiv.org/abs/2412.04862."""
 
     PREFIXES = ("transformer.",)
-    RENAMED = {
-        "embed_tokens": "wte",
-        "layers": "h",
-        "norm": "ln_f",
-        "input_layernorm": "ln_1",
-        "self_attn": "attn.attention",
-        "o_proj": "out_proj",
-        "post_attention_layernorm": "ln_2",
-        "down_proj": "c_proj",
-    }
+    RENAMED = {**GPT2, "self_attn": "attn.attention", "o_proj": "out_proj"}
     FIELDS = fields(norm_eps=eps("layer_norm_epsilon"), gate_up_reads=("c_fc_0", "c_fc_1"))
 
 

@@ -125,9 +125,7 @@ class MiniCPMReader(ImageReader):
         arrays: pixel_values [slices, 3, height, width], each on the upper left, and target_sizes [slices, (rows,
         columns)] of its patches.
         """
-        pixels = arrays["pixel_values"]
-        self.fill(pixels.device)
-        dtype, size = next(self.encoder.parameters()).dtype, self.config.library.vision_config.patch_size
+        pixels, size = self.received(arrays["pixel_values"]), self.config.library.vision_config.patch_size
         sides = [(rows * size, columns * size) for rows, columns in arrays["target_sizes"].tolist()]
         slices = [each[:, :height, :width] for each, (height, width) in zip(pixels, sides, strict=True)]
-        return torch.cat([self.encoder(each.to(dtype)) for each in slices])
+        return torch.cat([self.encoder(each) for each in slices])

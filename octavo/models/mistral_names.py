@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+
+def _parts(start: str, **names: str) -> list[tuple[str, str]]:
+    return [(rf"^({start}\..*)\.{old}\.", rf"\1.{own}_proj.") for old, own in names.items()]
+
+
 _TEXT: Final = tuple(
     (re.compile(old), own)
     for old, own in (
@@ -16,12 +21,8 @@ _TEXT: Final = tuple(
         (r"^(layers\.\d+)\.(gate|experts|shared_experts)\.", r"\1.mlp.\2."),
         (r"^(layers\.\d+)\.attention_norm\.", r"\1.input_layernorm."),
         (r"^(layers\.\d+)\.ffn_norm\.", r"\1.post_attention_layernorm."),
-        (r"^(layers\..*)\.w1\.", r"\1.gate_proj."),
-        (r"^(layers\..*)\.w2\.", r"\1.down_proj."),
-        (r"^(layers\..*)\.w3\.", r"\1.up_proj."),
-        (r"^(layers\..*)\.wq\.", r"\1.q_proj."),
+        *_parts("layers", w1="gate", w2="down", w3="up", wq="q", wo="o"),
         (r"^(layers\.\d+\.self_attn)\.w([kv])\.", r"\1.\2_proj."),
-        (r"^(layers\..*)\.wo\.", r"\1.o_proj."),
         (r"^(layers\.\d+\.self_attn)\.wq_([ab])\.", r"\1.q_\2_proj."),
         (r"^(layers\.\d+\.self_attn)\.q_a_norm\.", r"\1.q_a_layernorm."),
         (r"^(layers\..*)\.wkv_a_with_mqa\.", r"\1.kv_a_proj_with_mqa."),
@@ -32,18 +33,14 @@ _TEXT: Final = tuple(
     )
 )
 MISTRAL_ENCODER: Final = tuple(
-    (re.compile(rf"^{old}"), own)
+    (re.compile(old), own)
     for old, own in (
-        (r"vision_encoder\.", "vision_tower."),
-        (r"(vision_tower\..*)\.wv\.", r"\1.v_proj."),
-        (r"(vision_tower\..*)\.wo\.", r"\1.o_proj."),
-        (r"(vision_tower\..*)\.w1\.", r"\1.gate_proj."),
-        (r"(vision_tower\..*)\.w2\.", r"\1.down_proj."),
-        (r"(vision_tower\..*)\.w3\.", r"\1.up_proj."),
-        (r"pre_mm_projector_norm\.", "multi_modal_projector.norm."),
-        (r"patch_merger\.", "multi_modal_projector.patch_merger."),
-        (r"vision_language_adapter\.w_in\.", "multi_modal_projector.linear_1."),
-        (r"vision_language_adapter\.w_out\.", "multi_modal_projector.linear_2."),
+        (r"^vision_encoder\.", "vision_tower."),
+        *_parts("vision_tower", w1="gate", w2="down", w3="up", wv="v", wo="o"),
+        (r"^pre_mm_projector_norm\.", "multi_modal_projector.norm."),
+        (r"^patch_merger\.", "multi_modal_projector.patch_merger."),
+        (r"^vision_language_adapter\.w_in\.", "multi_modal_projector.linear_1."),
+        (r"^vision_language_adapter\.w_out\.", "multi_modal_projector.linear_2."),
     )
 )
 """Queries and keys keep their names: rows of their heads turn in neighbouring pairs there."""

@@ -146,10 +146,8 @@ class CrossReader(ImageReader):
 
         arrays: pixel_values [1, 1, tiles, 3, side, side], aspect_ratio_ids [1, 1], aspect_ratio_mask [1, 1, tiles].
         """
-        pixels, mask = arrays["pixel_values"], arrays["aspect_ratio_mask"]
-        self.fill(pixels.device)
-        encoder = self.encoder
-        given = {**arrays, "pixel_values": pixels.to(next(encoder.parameters()).dtype)}
+        encoder, mask = self.encoder, arrays["aspect_ratio_mask"]
+        given = {**arrays, "pixel_values": self.received(arrays["pixel_values"])}
         states = encoder.get_submodule("vision_model")(**given).last_hidden_state[0, 0, : int(mask.sum())]
         made: Tensor = encoder.get_submodule("multi_modal_projector")(states)
         return made.flatten(0, 1)

@@ -105,9 +105,5 @@ class NemotronReader(SoundReader):
         input_features [frames, bands].
         """
         if kind == "audio":
-            features = arrays["input_features"]
-            self.fill(features.device)
-            return self.encoder.hear(features[None].to(next(self.encoder.parameters()).dtype))
-        pixels = arrays["pixel_values"]
-        self.fill(pixels.device)
-        return self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_hw"])
+            return self.encoder.hear(self.received(arrays["input_features"])[None])
+        return self.encoder(self.received(arrays["pixel_values"]), arrays["image_grid_hw"])

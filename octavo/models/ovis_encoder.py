@@ -63,6 +63,4 @@ class OvisReader(ImageReader):
 
         arrays: pixel_values [patches, 3, patch, patch] and image_grid_thw [1, (1, rows, columns)] of patches.
         """
-        pixels = arrays["pixel_values"]
-        self.fill(pixels.device)
-        return self.encoder(pixels.to(next(self.encoder.parameters()).dtype), arrays["image_grid_thw"])
+        return self.encoder(self.received(arrays["pixel_values"]), arrays["image_grid_thw"])

@@ -13,7 +13,7 @@ from octavo.layers.heads import Heads
 from octavo.layers.linear import joined_linear
 from octavo.models.blocks import GatedDecoder, GatedMLP, SandwichLayer
 from octavo.models.config import DecoderConfig
-from octavo.models.fields import MLP_BIAS, Read, chosen, eps, fields, flag
+from octavo.models.fields import BETWEEN, GPT2, MLP_BIAS, Read, chosen, eps, fields, flag
 
 _NORMALISED_VOCABULARY: Final = 125_696
 """Tokens of Baichuan 2, by which alone its configs differ from those of Baichuan 1."""
@@ -115,11 +115,7 @@ class PanguEmbeddedForCausalLM(InternLMForCausalLM):
     Source: Huawei's releases.
     """
 
-    RENAMED = {
-        "attention_output_norm": "post_attention_layernorm",
-        "post_attention_layernorm": "pre_mlp_layernorm",
-        "mlp_output_norm": "post_mlp_layernorm",
-    }
+    RENAMED = BETWEEN
     FIELDS = fields(
         **{**InternLMForCausalLM.FIELDS, "bias": Read(lambda c: c.bool("attention_bias", c.bool("bias", False)))},
         layer=chosen("sandwich_norm", False, SandwichLayer),
@@ -139,16 +135,7 @@ class QWenLMHeadModel(GatedDecoder):
     """
 
     PREFIXES = ("transformer.",)
-    RENAMED = {
-        "embed_tokens": "wte",
-        "layers": "h",
-        "norm": "ln_f",
-        "input_layernorm": "ln_1",
-        "self_attn": "attn",
-        "o_proj": "c_proj",
-        "post_attention_layernorm": "ln_2",
-        "down_proj": "c_proj",
-    }
+    RENAMED = GPT2
     EXPECTED = fields(scale_attn_weights=True)
     FIELDS = fields(
         intermediate_size=Read(lambda c: c.positive("intermediate_size") // 2),
@@ -157,7 +144,7 @@ class QWenLMHeadModel(GatedDecoder):
         qkv_bias=True,
         out_bias=Read(lambda c: not c.bool("no_bias", True)),
         mlp_bias=Read(lambda c: not c.bool("no_bias", True)),
-        qkv_reads=("c_attn",),
+        qkv_reads=(),
         gate_up_reads=("w2", "w1"),
     )
 

@@ -101,7 +101,6 @@ class Phi3VReader(ImageReader):
 
         arrays: pixel_values [1, 1 + tiles, 3, side, side] and image_sizes [1, (height, width)] of the grid of tiles.
         """
-        pixels = arrays["pixel_values"][0]
-        self.fill(pixels.device)
+        pixels = self.received(arrays["pixel_values"][0])
         rows, columns = (side // pixels.shape[-1] for side in arrays["image_sizes"][0].tolist())
-        return self.encoder(pixels.to(next(self.encoder.parameters()).dtype), rows, columns)
+        return self.encoder(pixels, rows, columns)

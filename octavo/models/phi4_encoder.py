@@ -117,13 +117,9 @@ class Phi4Reader(SoundReader):
         and image_sizes [1, (height, width)]; or input_features [frames, bands] and has_images [1].
         """
         if kind == "audio":
-            features = arrays["input_features"]
-            self.fill(features.device)
-            features = features[None].to(next(self.encoder.parameters()).dtype)
-            return self.encoder.hear(features, has_images=bool(arrays["has_images"]))
+            features = self.received(arrays["input_features"])
+            return self.encoder.hear(features[None], has_images=bool(arrays["has_images"]))
         pixels, mask, sizes = (
             arrays[name][0] for name in ("image_pixel_values", "image_attention_mask", "image_sizes")
         )
-        self.fill(pixels.device)
-        dtype = next(self.encoder.parameters()).dtype
-        return self.encoder(pixels.to(dtype), mask, sizes)
+        return self.encoder(self.received(pixels), mask, sizes)

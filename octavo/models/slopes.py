@@ -13,7 +13,7 @@ from octavo.layers.linear import joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, GatedMLP, PlainMLP
 from octavo.models.config import DecoderConfig, even_share
-from octavo.models.fields import TIED, Read, eps, fields
+from octavo.models.fields import GPT2, TIED, Read, eps, fields
 
 
 def _four_times(c: Checkpoint) -> int:
@@ -113,18 +113,7 @@ class JAISLMHeadModel(GatedDecoder):
     """
 
     PREFIXES = ("transformer.",)
-    RENAMED = {
-        "embed_tokens": "wte",
-        "embed_positions": "wpe",
-        "layers": "h",
-        "norm": "ln_f",
-        "input_layernorm": "ln_1",
-        "self_attn": "attn",
-        "qkv_proj": "c_attn",
-        "o_proj": "c_proj",
-        "post_attention_layernorm": "ln_2",
-        "down_proj": "c_proj",
-    }
+    RENAMED = GPT2
     # tables that follow from the config
     IGNORED = (r"relative_pe\.slopes", r"h\.\d+\.attn\.(masked_)?bias")
     EXPECTED = fields(activation_function="swiglu", scale_attn_weights=True, add_cross_attention=False)

@@ -194,15 +194,18 @@ class ImageReader(DecoderStack):
             fill_buffers(self.encoder, device)
             self._lacks_buffers = False
 
+    def received(self, values: Tensor) -> Tensor:
+        """Return an input of the encoder in its type, whose buffers are on the device of the input from now on."""
+        self.fill(values.device)
+        return values.to(next(self.encoder.parameters()).dtype)
+
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one image, or with DeepStack [vectors, levels · hidden].
 
         arrays: as its processor in transformers names them.
         """
-        self.fill(next(iter(arrays.values())).device)
-        dtype = next(self.encoder.parameters()).dtype
         given: dict[str, Any] = {
-            name: each.to(dtype) if each.is_floating_point() else each for name, each in arrays.items()
+            name: self.received(each) if each.is_floating_point() else each for name, each in arrays.items()
         }
         given |= {name: given[name].tolist() for name in ("num_local_patches", "patches_grid") if name in given}
         grid = given.pop("grids", None)

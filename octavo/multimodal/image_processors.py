@@ -19,7 +19,7 @@ from octavo.multimodal.nemotron_images import NemotronImages
 from octavo.multimodal.nemotron_tiles import NemotronTiles
 from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
-from octavo.multimodal.pixels import Arrays, Pixels, closest_grid, to_bfloat16
+from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, closest_grid, to_bfloat16
 from octavo.multimodal.step_images import StepImages
 
 
@@ -30,8 +30,7 @@ class Cohere2Images:
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
-        mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self._pixels = Pixels.read(settings, 3, mean, std)
+        self._pixels = Pixels.read(settings, 3, CLIP_MEAN, CLIP_STD)
         size = settings.part("size")
         self._width, self._height = size.positive("width", 512), size.positive("height", 512)
         self._most = settings.positive("max_patches", 12) if settings.bool("crop_to_patches", True) else 1

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays
+from octavo.multimodal.pixels import Arrays, FloatPixels
 
 _BICUBIC: Final = 3
 _MOST_PIXELS: Final = 1 << 25
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _NUM_OTHERS: Final = 4
 """Tokens of the context that are never those of images."""
 
@@ -27,8 +25,7 @@ class NemotronImages:
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
-        settings.expect_all(do_resize=True, do_rescale=True, do_normalize=True)
-        settings.expect("resample", _BICUBIC, default=_BICUBIC)
+        self._pixels = FloatPixels.read(settings, _BICUBIC)
         vision, ratio = config.section("vision_config") or config, config.positive_float("downsample_ratio", 0.5)
         self._patch: int = settings.expect("patch_size", vision.positive("patch_size", 16), default=16)
         settings.expect("downsample_ratio", ratio, default=ratio)
@@ -39,10 +36,6 @@ class NemotronImages:
         if self._most * self._patch**2 > _MOST_PIXELS:
             limit = f"{_MOST_PIXELS // self._patch**2:,}, with which an image has {_MOST_PIXELS:,} pixels"
             raise settings.error("max_num_patches", f"1 to {limit}")
-        scale = settings.positive_float("rescale_factor", 1 / 255)
-        given = (settings.values.get(f"image_{name}") or default for name, default in (("mean", _MEAN), ("std", _STD)))
-        mean, std = (np.array(each, np.float32).reshape(3, 1, 1) / np.float32(scale) for each in given)
-        self._mean, self._std = mean, std
 
     def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
         """Return pixel_values [patches of all images, 3 · patch · patch], row by row, and image_grid_hw [images,
@@ -53,12 +46,7 @@ class NemotronImages:
 
     def _patches(self, image: Any, rows: int, columns: int) -> NDArray[np.float32]:
         size = self._patch
-        if image.size == (columns * size, rows * size):
-            colors = np.asarray(image, np.float32).transpose(2, 0, 1)
-        else:  # as floats, because what reaches beyond 0 and 255 is kept; a color at a time: an image may be large
-            scaled = (each.convert("F").resize((columns * size, rows * size), _BICUBIC) for each in image.split())
-            colors = np.stack([np.asarray(each, np.float32) for each in scaled])
-        pixels = (colors - self._mean) / self._std
+        pixels = self._pixels.array(image, columns * size, rows * size)
         cut = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
         return np.ascontiguousarray(cut.reshape(rows * columns, -1), np.float32)
 

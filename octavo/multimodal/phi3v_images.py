@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, Pixels, bicubic
+from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, bicubic
 
 _BILINEAR: Final = 2
 _TRANSPOSE: Final = 5
@@ -26,8 +26,7 @@ class Phi3VImages:
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
-        mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self._pixels = Pixels.read(settings, _BILINEAR, mean, std)
+        self._pixels = Pixels.read(settings, _BILINEAR, CLIP_MEAN, CLIP_STD)
         settings.expect("resample", _BILINEAR, default=_BILINEAR)
         self._side = config.part("vision_config").positive("image_size", 336)
         self._most = settings.positive("num_crops", 1)

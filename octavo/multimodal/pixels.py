@@ -14,6 +14,8 @@ from octavo.config.section import Section
 Arrays = dict[str, NDArray[Any]]
 _BICUBIC: Final = -0.75
 """The parameter of torch's bicubic interpolation."""
+CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _FILTERS: Final = range(6)
 """Pillow's filters by its numbers; 2 is bilinear, 3 bicubic."""
 
@@ -58,6 +60,29 @@ class Pixels(NamedTuple):
         """Return float32 [3, height, width]."""
         pixels = np.asarray(image, np.uint8).transpose(2, 0, 1)
         return np.stack([table[color] for table, color in zip(self.of_bytes, pixels, strict=True)])
+
+
+class FloatPixels(NamedTuple):
+    """Likewise of images that are scaled as floats, which keep what reaches beyond 0 and 255. mean, std: [3, 1, 1], of
+    colors up to 255."""
+
+    resample: int
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+    @classmethod
+    def read(cls, settings: Section, resample: int) -> FloatPixels:
+        """Read the settings of a checkpoint, with those of CLIP as defaults. Raises as `Pixels.read`."""
+        settings.expect_all(do_resize=True, do_rescale=True, do_normalize=True)
+        settings.expect("resample", resample, default=resample)
+        unit = np.float32(settings.positive_float("rescale_factor", 1 / 255))
+        given = (settings.values.get("image_mean") or CLIP_MEAN, settings.values.get("image_std") or CLIP_STD)
+        return cls(resample, *(np.broadcast_to(np.array(e, np.float32), 3).reshape(3, 1, 1) / unit for e in given))
+
+    def array(self, image: Any, width: int, height: int) -> NDArray[np.float32]:
+        """Return float32 [3, height, width]. One color is scaled at a time: an image may be large."""
+        scaled = (each.convert("F").resize((width, height), self.resample) for each in image.split())
+        return np.asarray((np.stack([np.asarray(each, np.float32) for each in scaled]) - self.mean) / self.std)
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:

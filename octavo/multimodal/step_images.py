@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays
+from octavo.multimodal.pixels import Arrays, FloatPixels
 
 _BILINEAR: Final = 2
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _NARROW: Final = 32
 """Images with a shorter side, and a much longer one, are filled up to squares."""
 
@@ -25,22 +22,17 @@ class StepImages:
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
-        settings.expect_all(do_resize=True, do_rescale=True, do_normalize=True)
-        settings.expect("resample", _BILINEAR, default=_BILINEAR)
+        self._pixels = FloatPixels.read(settings, _BILINEAR)
         self._side, self._tile = settings.part("size").positive("height", 728), settings.positive("tile_size", 504)
         self._longest = settings.positive("max_image_size", 3024)
-        given = (settings.values.get(f"image_{name}") or default for name, default in (("mean", _MEAN), ("std", _STD)))
-        scale = np.float32(settings.positive_float("rescale_factor", 1 / 255))
-        mean, std = (np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1, 1) / scale for each in given)
-        self._mean, self._std = mean, std
 
     def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
         """Return pixel_values [images, 3, side, side], pixel_values_local [windows, 3, tile, tile] where there are any,
         num_local_patches [images], and grids [images, (rows, columns)] of windows."""
         made = [self._pieces(image) for image in images]
-        tiles = [self._array(each, self._tile) for _, windows, _ in made for each in windows]
+        tiles = [self._pixels.array(each, self._tile, self._tile) for _, windows, _ in made for each in windows]
         return {
-            "pixel_values": np.stack([self._array(whole, self._side) for whole, _, _ in made]),
+            "pixel_values": np.stack([self._pixels.array(whole, self._side, self._side) for whole, _, _ in made]),
             **({"pixel_values_local": np.stack(tiles)} if tiles else {}),
             "num_local_patches": np.array([len(windows) for _, windows, _ in made], np.int64),
             "grids": np.array([grid for _, _, grid in made], np.int64),
@@ -75,8 +67,3 @@ class StepImages:
             return side
         count = side // window
         return window * (count + (side / window - count > 0.2))
-
-    def _array(self, image: Any, side: int) -> NDArray[np.float32]:
-        """Return [3, side, side]; colors between those of bytes are kept."""
-        colors = [np.asarray(each.convert("F").resize((side, side), _BILINEAR), np.float32) for each in image.split()]
-        return np.asarray((np.stack(colors) - self._mean) / self._std, np.float32)

@@ -68,13 +68,17 @@ class CompletionTokensDetails(Struct, frozen=True):
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
-class Usage(Struct, frozen=True):
-    """Token counts of a request: each prompt once, the outputs of all choices. `timings`: with `return_timings`, for
-    each prompt."""
+class TokenCounts(Struct, frozen=True):
+    """Token counts of a request: each prompt once, the outputs of all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(TokenCounts, frozen=True):
+    """Adds details. `timings`: with `return_timings`, for each prompt."""
+
     prompt_tokens_details: PromptTokensDetails
     timings: list[Timings] | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET

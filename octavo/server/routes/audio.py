@@ -27,6 +27,7 @@ from octavo.server.sending import DONE, EventStream, event
 from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
 from octavo.server.speech_prompts import SpeechStyle, Task, gap, no_text_before, style_of
 from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
+from octavo.server.usage import TokenCounts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -78,14 +79,6 @@ class SpokenChoice(Struct, frozen=True):
     delta: SpokenText
     finish_reason: Literal["stop"] | None = None
     index: int = 0
-
-
-class TokenCounts(Struct, frozen=True):
-    """The tokens so far, as vLLM sends them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
 
 
 class TextDelta(Struct, frozen=True):

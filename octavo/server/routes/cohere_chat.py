@@ -122,7 +122,7 @@ class _Parts:
                 yield from self._content("thinking", text)
             case ToolCallBegin(index, call_id, name):
                 yield from self.end()
-                call = CohereCall(id=call_id, type="function", function=_function(name, ""))
+                call = CohereCall(id=call_id, type="function", function=CohereCalledFunction(name=name))
                 yield _changed("tool-call-start", index, CohereAnswer(tool_calls=call))
             case ToolCallDelta(index, arguments):
                 call = CohereCall(function=CohereCalledFunction(arguments=arguments))
@@ -134,11 +134,8 @@ class _Parts:
         if self._kind != kind:
             yield from self.end()
             self._kind = kind
-            begun = CohereContent(text="") if kind == "text" else CohereContent(thinking="")
-            begun.type = kind
-            yield _changed("content-start", self._num, CohereAnswer(content=begun))
-        new = CohereContent(text=text) if kind == "text" else CohereContent(thinking=text)
-        yield _changed("content-delta", self._num, CohereAnswer(content=new))
+            yield _changed("content-start", self._num, CohereAnswer(content=_content(kind, "", type=kind)))
+        yield _changed("content-delta", self._num, CohereAnswer(content=_content(kind, text)))
 
     def end(self) -> Iterator[CohereEvent]:
         if self._kind is not None:
@@ -171,10 +168,8 @@ class CohereChat(ShimTurn[CohereChatRequest]):
         self._set_reason(completion)
         content = [CohereContent(type="thinking", thinking=found.reasoning)] if found.reasoning else []
         content += [CohereContent(type="text", text=found.text)] if found.text else []
-        calls = [
-            CohereCall(id=each.id, type="function", function=_function(each.name, each.arguments))
-            for each in found.calls
-        ]
+        called = ((each.id, CohereCalledFunction(name=each.name, arguments=each.arguments)) for each in found.calls)
+        calls = [CohereCall(id=call_id, type="function", function=function) for call_id, function in called]
         message = CohereAnswer(role="assistant", content=content or UNSET, tool_calls=calls or UNSET)
         return CohereChatResponse(
             id=self.id,
@@ -224,8 +219,8 @@ def _reason_of(reason: str, stop: int | str | None) -> str:
     return "STOP_SEQUENCE" if reason == "stop" and isinstance(stop, str) else _REASONS.get(reason, "ERROR")
 
 
-def _function(name: str, arguments: str) -> CohereCalledFunction:
-    return CohereCalledFunction(name=name, arguments=arguments)
+def _content(kind: Literal["text", "thinking"], text: str, **own: Any) -> CohereContent:
+    return CohereContent(text=text, **own) if kind == "text" else CohereContent(thinking=text, **own)
 
 
 def _changed(kind: str, index: int, message: CohereAnswer) -> CohereEvent:

@@ -15,6 +15,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.scoring import GenerativeScoringRequest
+from octavo.server.usage import TokenCounts
 
 _OF_PROMPTS: Final = ("prompt", "prompt_token_ids", "max_tokens")
 _NAMES: Final = {**dict.fromkeys(_OF_PROMPTS, "items"), "logprob_token_ids": "label_token_ids"}
@@ -28,14 +29,6 @@ class ItemScore(Struct, frozen=True):
     object: Literal["score"] = "score"
 
 
-class ScoringUsage(Struct, frozen=True):
-    """Tokens of all prompts, and one for each that was drawn."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
 class GenerativeScores(Struct, kw_only=True):
     """Response of `POST /generative_scoring`."""
 
@@ -44,7 +37,7 @@ class GenerativeScores(Struct, kw_only=True):
     created: int
     model: str
     data: list[ItemScore]
-    usage: ScoringUsage
+    usage: TokenCounts
 
 
 async def generative_scoring(context: ServerContext, request: Request) -> GenerativeScores:
@@ -76,7 +69,7 @@ async def generative_scoring(context: ServerContext, request: Request) -> Genera
         created=int(time()),
         model=context.models.name(asked.model),
         data=[ItemScore(index, _score(each, labels, asked.apply_softmax)) for index, each in enumerate(found)],
-        usage=ScoringUsage(num_prompt, num_new, num_prompt + num_new),
+        usage=TokenCounts(num_prompt, num_new, num_prompt + num_new),
     )
 
 
