@@ -21,8 +21,10 @@ from octavo.server.usage import Usage
 
 
 class TokenIdLogprob(Struct, frozen=True, gc=False):
-    """The log-probability of a token; `rank` is 1 for the likeliest."""
+    """The log-probability of a token; `rank` is 1 for the likeliest. token: the id as `token_id:7`, as trainers read it
+    in answers of vLLM before 0.32."""
 
+    token: str
     token_id: int
     logprob: float
     rank: int | None
@@ -135,7 +137,7 @@ class Generate(Generation):
 
 def _drawn(token_id: int, position: Position) -> DrawnLogprob:
     """Return a drawn token with what is listed at its place: it first, then the others, the likeliest first."""
-    listed = [TokenIdLogprob(each, found.logprob, found.rank) for each, found in position.items()]
+    listed = [TokenIdLogprob(f"token_id:{each}", each, found.logprob, found.rank) for each, found in position.items()]
     listed.sort(key=lambda each: (each.token_id != token_id, -each.logprob))
     first = listed[0]
-    return DrawnLogprob(first.token_id, first.logprob, first.rank, listed)
+    return DrawnLogprob(first.token, first.token_id, first.logprob, first.rank, listed)

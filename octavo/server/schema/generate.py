@@ -16,6 +16,7 @@ _PARAMS: Final = "sampling_params"
 _OF_SERVER: Final = Refused("the server chooses where KV goes; leave it out", harmless=({},))
 _MEDIA: Final = Refused("send images and sounds as parts of a chat's messages", harmless=([], {}))
 _REASONING: Final = Refused("give reasoning_end in structured_outputs")
+_OF_ENGINE: Final = ("detokenize", "output_kind", "flat_logprobs")  # how vLLM makes the same answer; not read
 _NOT_HERE: Final = ("prompt", "suffix", "echo", "prompt_embeds", "stream", "stream_options")
 
 
@@ -46,8 +47,9 @@ class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raise InvalidRequest for fields that are too long, wrong, or contradict each other."""
         super().check()
+        asked = self.as_completion()
         with named_by_the_caller(self.names):
-            self.as_completion().check()
+            asked.check()
 
     @property
     def names(self) -> dict[str, str]:
@@ -57,7 +59,7 @@ class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
 
     def as_completion(self) -> CompletionRequest:
         """Return the completion that this request is served as. Raises InvalidRequest."""
-        given = {name: value for name, value in self.sampling_params.items() if name != "detokenize"}
+        given = {name: value for name, value in self.sampling_params.items() if name not in _OF_ENGINE}
         for name in _NOT_HERE:
             if name in given:
                 field = f"{_PARAMS}.{name}"

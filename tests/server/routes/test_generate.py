@@ -33,13 +33,14 @@ def test_tokens_are_those_of_a_completion_of_the_same_tokens(server: Served) -> 
         ]
         content = found["logprobs"]["content"]
         assert [each["token_id"] for each in content] == choice["token_ids"]
+        assert [each["token"] for each in content] == [f"token_id:{each}" for each in choice["token_ids"]]
         assert [each["logprob"] for each in content] == choice["logprobs"]["token_logprobs"]
         assert [each["top_logprobs"][0]["token_id"] for each in content] == choice["token_ids"]
         assert "text" not in found
 
 
 def test_without_a_limit_the_context_is_one(server: Served) -> None:
-    generate(server, {"detokenize": False})
+    generate(server, {"detokenize": False, "output_kind": 2, "flat_logprobs": True})
     assert server.llm.requests[-1][2].max_tokens is None
 
 
@@ -69,7 +70,7 @@ def test_a_stream_has_the_tokens_in_pieces(server: Served) -> None:
         ({"token_ids": [97] * 300}, "token_ids"),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"max_tokens": "a"}}, "sampling_params.max_tokens"),
-        ({"sampling_params": {"flat_logprobs": True}}, "sampling_params.flat_logprobs"),
+        ({"sampling_params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
         ({"sampling_params": {"echo": True}}, "sampling_params.echo"),
         ({"features": {"mm_hashes": {}}}, "features"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
@@ -79,3 +80,4 @@ def test_a_stream_has_the_tokens_in_pieces(server: Served) -> None:
 def test_wrong_requests_are_refused_by_field(server: Served, changes: dict[str, Any], param: str) -> None:
     answer = ask(server.url, PATH, {"token_ids": [97], "sampling_params": {}, **changes})
     assert (answer.status, answer.error["param"]) == (400, param)
+    assert "sampling_params.sampling_params" not in answer.error["message"]
