@@ -195,6 +195,11 @@ VLLM_INTERFACES: Final = (
         "octavo serve --prefill 1 --decode 1, octavo serve --role …, octavo proxy",
         "on one machine, on several ([recipe](split.md))",
     ),
+    Row(
+        "vllm serve --speculative-config.method mtp",
+        "octavo serve --speculative-config.method mtp",
+        "fields of any object have such flags",
+    ),
     Row("python -m vllm.entrypoints.openai.api_server --model MODEL", "octavo serve MODEL"),
     Row("vllm bench", "octavo bench", "`serve`, `throughput`, `latency` and `startup`"),
     Row("vllm chat", "octavo chat --url http://127.0.0.1:8000", "without `--url` it loads the model itself"),

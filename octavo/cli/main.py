@@ -54,6 +54,8 @@ BENCHMARKS = (
 )
 
 
+_FIELD: Final = re.compile(r"--[a-z_-]+\.")
+"""The flag of one field of an object, as in `--speculative-config.method`."""
 _NO_CORE: Final = re.compile(r"-h|--help|--version|--role(=.*)?")
 """Words behind `octavo serve` with which it starts no process for its core."""
 
@@ -108,8 +110,13 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _spread(words: list[str]) -> list[str]:
-    """Return the words of `octavo serve MODEL` or `octavo proxy MODEL` with a flag before each value of a list. Where
-    the model comes last it would be one of them."""
+    """Return the words of a command line with the fields of objects joined, and of `octavo serve MODEL` or `octavo
+    proxy MODEL` with a flag before each value of a list. Where the model comes last it would be one of them."""
+    if any(_FIELD.match(word) for word in words):
+        from octavo.cli.options import joined_fields
+        from octavo.config.args import EngineArgs
+
+        words = joined_fields(words, EngineArgs)
     if words[:1] not in (["serve"], ["proxy"]) or words[1:2] == [] or words[1].startswith("-"):
         return words
     from octavo.cli.options import one_value_each

@@ -7,6 +7,7 @@ that variables, the YAML file and defaults apply.
 from __future__ import annotations
 
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -163,6 +164,38 @@ def one_value_each(words: Sequence[str], *classes: type) -> list[str]:
             has_value = True
         found.append(word)
     return found
+
+
+def joined_fields(words: Sequence[str], *classes: type) -> list[str]:
+    """Return the words of a command line with the fields of an object in one word, which may be apart as in vLLM:
+    `--speculative-config.method mtp`. classes: those whose objects they are."""
+    objects = {name for cls in classes for name, each in arguments(cls).items() if each.kind is dict}
+    found: list[str] = []
+    joined: dict[str, dict[str, Any]] = {}
+    left = iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        option, *fields = flag.split(".")
+        of_object = bool(fields) and option.startswith("--") and option[2:].replace("-", "_") in objects
+        if of_object and not equals:
+            value = next(left, "")
+        if not of_object or not value:  # what has no value is refused as it is
+            found.append(word)
+            continue
+        inner: Any = joined.setdefault(option, {})
+        for field in fields[:-1]:
+            outer, inner = inner, inner.get(field)
+            if not isinstance(inner, dict):
+                inner = outer[field] = {}
+        inner[fields[-1].replace("-", "_")] = _json_or_text(value)
+    return found + [word for option, fields in joined.items() for word in (option, json.dumps(fields))]
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _flags(cls: type) -> list[inspect.Parameter]:

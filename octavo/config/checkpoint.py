@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.config.listed import other_folder
 from octavo.config.native_mistral import CONSOLIDATED, PARAMS, is_native, native_images, native_layout
 from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.released import in_todays_layout
@@ -116,7 +117,8 @@ class Checkpoint(Section):
             opened.image_processor = native_images(found, where)
             return opened
         if not (path / CONFIG).is_file():
-            raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
+            layout = f"expected a model directory in Hugging Face layout{other_folder(path)}"
+            raise CheckpointError(f"{path}: has no {CONFIG}; {layout}")
         config = of_layers(read_json_object(path / CONFIG), str(path / CONFIG))
         for name in _QUANTIZATION_CONFIGS:
             if config.get(QUANTIZATION) is None and (path / name).is_file():

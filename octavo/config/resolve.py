@@ -18,6 +18,7 @@ from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
 from octavo.config.json_options import profiler_config
 from octavo.config.kv_events import check_kv_events
+from octavo.config.listed import naming_unlisted
 from octavo.config.media_args import media_limits
 from octavo.config.own_adapters import for_own_adapters
 from octavo.config.pooling_config import PoolingConfig
@@ -68,14 +69,15 @@ def configure(args: EngineArgs) -> EngineConfig:
     checkpoint = Checkpoint.open(model_path, args.hf_overrides, hub.locate_mmproj(args, model_path))
     if (beside := with_verifier(args, checkpoint, model_path)) is not args:
         return configure(beside)
-    return resolve(
-        args,
-        checkpoint,
-        Platform.detect(),
-        tokenizer_path=hub.locate_tokenizer(args, model_path),
-        cache_directory=user_directory("cache"),
-        draft_path=hub.locate_draft(args, model_path),
-    )
+    with naming_unlisted(checkpoint):
+        return resolve(
+            args,
+            checkpoint,
+            Platform.detect(),
+            tokenizer_path=hub.locate_tokenizer(args, model_path),
+            cache_directory=user_directory("cache"),
+            draft_path=hub.locate_draft(args, model_path),
+        )
 
 
 def resolve(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cyclopts import App
 
-from octavo.cli.options import Given, one_value_each, with_options
+from octavo.cli.options import Given, joined_fields, one_value_each, with_options
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
@@ -138,3 +138,16 @@ def test_negative_numbers_are_values_not_flags() -> None:
 )
 def test_several_values_may_follow_the_flag_of_a_list(words: str, expected: str) -> None:
     assert one_value_each(words.split(), EngineArgs, ServerArgs) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--speculative-config.method mtp --port 1", ["--port", "1", "--speculative-config", '{"method": "mtp"}']),
+        ("--hf_overrides.a.b=1.5 --hf_overrides.a.c x", ["--hf_overrides", '{"a": {"b": 1.5, "c": "x"}}']),
+        ("--hf-overrides.a 1 --hf-overrides.a.b 2", ["--hf-overrides", '{"a": {"b": 2}}']),
+        ("--port.a 1 --speculative-config.method", ["--port.a", "1", "--speculative-config.method"]),
+    ],
+)
+def test_fields_of_an_object_may_have_flags_of_their_own(words: str, expected: list[str]) -> None:
+    assert joined_fields(words.split(), EngineArgs) == expected
