@@ -57,7 +57,7 @@ def test_scores_are_those_of_masked_vectors_without_punctuation(tmp_path: Path, 
         (refused,) = llm.encode("w1", prompt_name="passage")
         assert refused.error is not None
         assert "must be a prompt of the checkpoint (query, document)" in refused.error.message
-        with pytest.raises(InvalidRequest, match="task is embed, but the model is made for token_embed"):
+        with pytest.raises(InvalidRequest, match="token_embed; POST /pooling and LLM.encode return it, POST /score"):
             llm.embed("w1")
 
 

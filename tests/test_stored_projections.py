@@ -80,7 +80,7 @@ def test_jinas_reranker_makes_vectors_of_documents_and_of_the_query_behind_them(
         want = (hidden @ first.T).relu() @ second.T
         np.testing.assert_allclose(output.outputs.data, want[[3, 6, 1, 7]].numpy(), rtol=1e-5, atol=1e-5)
         assert ids[[3, 6, 1, 7]].tolist() == [6, 6, 5, 5]
-        with pytest.raises(InvalidRequest, match="task is embed, but the model is made for token_embed"):
+        with pytest.raises(InvalidRequest, match="made for token_embed; POST /pooling and LLM.encode return it"):
             llm.score("w1", "w2")
 
 

@@ -317,8 +317,9 @@ def _open_backend(path: Path) -> tuple[Backend, dict[str, Any]]:
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return _byte_level_bpe(path), {}
     raise CheckpointError(
-        f"{path}: has no {TOKENIZER_JSON}; copy it there from where the model came from, or name the model that "
-        "the tokenizer belongs to with the argument tokenizer"
+        f"{path}: has no {TOKENIZER_JSON}, and no file in its place (tekken.json, tokenizer.model, qwen.tiktoken, "
+        "tiktoken.model); copy one there from where the model came from, or name the model that the tokenizer belongs "
+        "to with the argument tokenizer"
     )
 
 

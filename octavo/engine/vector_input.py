@@ -51,8 +51,8 @@ class VectorInput:
         if self.config is not None:
             made = "vectors" if self.config.task in (EMBED, TOKEN_EMBED) else "scores"
             raise InvalidRequest(
-                f"the model makes {made} and writes no text; use embed, score, classify or encode, or start it with "
-                "runner generate if it can generate",
+                f"the model makes {made} and writes no text; use embed, score, classify or encode (by HTTP POST "
+                "/v1/embeddings, /score, /classify or /pooling), or start it with runner generate if it can generate",
                 code="unsupported_task",
             )
 
@@ -98,9 +98,11 @@ class VectorInput:
                 code="unsupported_task",
             )
         if task is not None and task not in config.tasks:
+            found = "; POST /pooling and LLM.encode return it"
+            found += ", POST /score and /rerank compare texts by it" if self.late is not None else ""
             raise InvalidRequest(
-                f"task is {task}, but the model is made for {' and '.join(config.tasks)}"
-                + (f"; start it with convert {task} if it can" if task in (EMBED, CLASSIFY) else ""),
+                f"task is {task}, but the model is made for {' and '.join(config.tasks)}{found}"
+                + (f"; or start it with convert {task} if it can" if task in (EMBED, CLASSIFY) else ""),
                 field="task",
                 code="unsupported_task",
             )
