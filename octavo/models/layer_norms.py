@@ -1,17 +1,20 @@
-"""Families with LayerNorms: Falcon, GPT-2, -J, -Neo and -NeoX, Jais, Nemotron, OLMo, Phi, StableLM, StarCoder."""
+"""Families with LayerNorms: Falcon, GPT-2, -J, -Neo and -NeoX, JAIS, Nemotron, OLMo, Phi, StableLM, StarCoder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
 from octavo.layers.distance import alibi_slopes
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
+from octavo.layers.linear import joined_linear
 from octavo.layers.norm import LayerNorm, UnscaledLayerNorm
-from octavo.models.blocks import GatedDecoder, ParallelLayer, PlainMLP, head_layer_norms, head_norms
+from octavo.models.blocks import GatedDecoder, GatedMLP, ParallelLayer, PlainMLP, head_layer_norms, head_norms
 from octavo.models.config import DecoderConfig, even_share
 from octavo.models.fields import BIAS, GPT2, MLP_BIAS, TIED, WHERE_STATED, Read, activation, chosen, eps, fields, flag
 from octavo.models.ropes import read_rope
@@ -87,7 +90,7 @@ def _gpt2_config(c: Checkpoint, layers: str, width: str, heads: str, inner: str,
         out_bias=True,
         mlp_bias=True,
         mlp=PlainMLP,
-        activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
+        activation=own.pop("activation", None) or c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
         **own,
     )
 
@@ -102,14 +105,54 @@ class GPT2LMHeadModel(GatedDecoder):
     PREFIXES: ClassVar[tuple[str, ...]] = ("transformer.",)
     RENAMED = GPT2
     # causal masks that old checkpoints carry along
-    IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
+    IGNORED: ClassVar[tuple[str, ...]] = (r"h\.\d+\.attn\.(masked_)?bias",)
     EXPECTED = fields(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    OWN: ClassVar[Mapping[str, Any]] = {}
+    """Fields that the config does not state."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
         c.expect_all(**cls.EXPECTED)
         names = "n_layer", "n_embd", "n_head", "n_inner"
-        return _gpt2_config(c, *names, qkv_bias=True, qkv_reads=(), is_transposed=True)
+        return _gpt2_config(c, *names, qkv_bias=True, qkv_reads=(), is_transposed=True, **cls.OWN)
+
+
+class _TransposedMLP(GatedMLP):
+    """A gated MLP whose weights are stored [inputs, outputs]."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        self.gate_up_proj.transposed = True
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias, transposed=True)
+
+
+class JAISLMHeadModel(GPT2LMHeadModel):
+    """JAIS: GPT-2 with slopes or learned positions, a gated MLP, and factors of scores, embeddings and logits (muP).
+
+    Source: https://arxiv.org/abs/2308.16149.
+    """
+
+    # tables that follow from the config
+    IGNORED = (r"relative_pe\.slopes", *GPT2LMHeadModel.IGNORED)
+    EXPECTED = fields(activation_function="swiglu", scale_attn_weights=True, add_cross_attention=False)
+    OWN = {"activation": "silu"}
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> DecoderConfig:
+        c.refuse("alibi_scaling", "scale_attn_by_inverse_layer_idx", because="this variant of JAIS is not implemented")
+        config, is_learned = super().read(c), c.expect("position_embedding_type", "learned", "alibi") == "learned"
+        by_dim = c.bool("scale_qk_dot_by_d", c.bool("mup_scale_qk_dot_by_d", False))
+        logits = c.positive_float("mup_output_alpha", 1.0) * c.positive_float("mup_width_scale", 1.0)
+        return replace(
+            config,
+            position_offset=0 if is_learned else None,
+            slopes=() if is_learned else alibi_slopes(config.heads.query),
+            attention_scale=config.heads.dim ** -(1.0 if by_dim else 0.5),
+            embedding_multiplier=c.positive_float("embeddings_scale", c.positive_float("mup_embeddings_scale", 1.0)),
+            logit_multiplier=c.positive_float("width_scale", logits),
+            gate_up_reads=("c_fc2", "c_fc"),
+            mlp=_TransposedMLP,
+        )
 
 
 class GPTBigCodeForCausalLM(GPT2LMHeadModel):

@@ -51,6 +51,4 @@ class SiglipReader(ImageReader):
 
         arrays: pixel_values [tiles, 3, side, side].
         """
-        pixels = arrays["pixel_values"]
-        self.fill(pixels.device)
-        return self.encoder(pixels.to(next(self.encoder.parameters()).dtype))
+        return self.encoder(self.received(arrays["pixel_values"]))

@@ -1,4 +1,4 @@
-"""Decoders that know places by slopes of scores (ALiBi): BLOOM, JAIS and MPT. Source: https://arxiv.org/abs/2108.12409."""
+"""Decoders that know places by slopes of scores (ALiBi): BLOOM and MPT. Source: https://arxiv.org/abs/2108.12409."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
 from octavo.layers.distance import alibi_slopes
-from octavo.layers.heads import Heads
-from octavo.layers.linear import joined_linear
 from octavo.layers.norm import LayerNorm
-from octavo.models.blocks import GatedDecoder, GatedMLP, PlainMLP
-from octavo.models.config import DecoderConfig, even_share
-from octavo.models.fields import GPT2, TIED, Read, eps, fields
+from octavo.models.blocks import GatedDecoder, PlainMLP
+from octavo.models.config import DecoderConfig
+from octavo.models.fields import TIED, Read, eps, fields
 
 
 def _four_times(c: Checkpoint) -> int:
@@ -95,58 +92,3 @@ class MptForCausalLM(GatedDecoder):
 
 
 MPTForCausalLM = MptForCausalLM
-
-
-class _TransposedMLP(GatedMLP):
-    """A gated MLP whose weights are stored [inputs, outputs]."""
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        self.gate_up_proj.transposed = True
-        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias, transposed=True)
-
-
-class JAISLMHeadModel(GatedDecoder):
-    """JAIS: GPT-2 with slopes or learned positions, a gated MLP, and factors of scores, embeddings and logits (muP).
-
-    Source: https://arxiv.org/abs/2308.16149.
-    """
-
-    PREFIXES = ("transformer.",)
-    RENAMED = GPT2
-    # tables that follow from the config
-    IGNORED = (r"relative_pe\.slopes", r"h\.\d+\.attn\.(masked_)?bias")
-    EXPECTED = fields(activation_function="swiglu", scale_attn_weights=True, add_cross_attention=False)
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.expect_all(**cls.EXPECTED)
-        c.refuse("alibi_scaling", "scale_attn_by_inverse_layer_idx", because="this variant of JAIS is not implemented")
-        is_learned = c.expect("position_embedding_type", "learned", "alibi") == "learned"
-        hidden, heads = c.positive("n_embd"), c.positive("n_head")
-        dim = even_share(c, "n_embd", hidden, heads)
-        by_dim = c.bool("scale_qk_dot_by_d", c.bool("mup_scale_qk_dot_by_d", False))
-        logits = c.positive_float("mup_output_alpha", 1.0) * c.positive_float("mup_width_scale", 1.0)
-        return DecoderConfig(
-            num_layers=c.positive("n_layer"),
-            hidden_size=hidden,
-            intermediate_size=c.optional_positive("n_inner") or 4 * hidden,
-            heads=Heads(heads, heads, dim),
-            vocab_size=c.positive("vocab_size"),
-            max_positions=c.max_model_len(),
-            norm_eps=c.positive_float("layer_norm_epsilon", 1e-5),
-            tied=c.bool("tie_word_embeddings", True),
-            norm=LayerNorm,
-            position_offset=0 if is_learned else None,
-            slopes=() if is_learned else alibi_slopes(heads),
-            attention_scale=dim ** -(1.0 if by_dim else 0.5),
-            embedding_multiplier=c.positive_float("embeddings_scale", c.positive_float("mup_embeddings_scale", 1.0)),
-            logit_multiplier=c.positive_float("width_scale", logits),
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
-            qkv_reads=(),
-            gate_up_reads=("c_fc2", "c_fc"),
-            is_transposed=True,
-            mlp=_TransposedMLP,
-        )

@@ -16,27 +16,12 @@ from octavo.errors import ConfigError
 from octavo.models.loader import LoadedModel
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vector_models import write_tokenizer
-from tests.fakes.vision import image
+from tests.fakes.vision import fill_randomly, image
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 24,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-}
-VISION: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 56,
-    "patch_size": 14,
-}
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT = {**SIZES, **IDS, "vocab_size": 100, "intermediate_size": 96, "max_position_embeddings": 24}
+VISION = {**SIZES, "intermediate_size": 80, "image_size": 56, "patch_size": 14}
 PROMPTS: list[Any] = [
     "w1 w2 w3",
     {"prompt": "", "multi_modal_data": {"image": image(0)}},
@@ -53,12 +38,7 @@ def make(path: Path, family: str) -> tuple[Any, Any]:
     own = {"projection_dim": 40} if family == "CLIP" else {}
     config = getattr(tf, f"{family}Config")(text_config=TEXT, vision_config=VISION, **own)
     model = getattr(tf, f"{family}Model")._from_config(config, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for each in (each for each in model.parameters() if each.dim()):
-            noise = torch.randn(each.shape, generator=generator)
-            inputs = each.shape[-1] if each.shape[-1] > 1 else each[0].numel()
-            each.copy_(noise * 0.2 + 1.0 if each.dim() == 1 else noise * 2.0 / inputs**0.5)
+    fill_randomly(model)
     if family == "CLIP":
         processor = tf.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=56)
     else:

@@ -19,7 +19,7 @@ from octavo.config.read_pooling import pooling_config
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
-from tests.fakes.vision import image, make_vision_checkpoint, write_tokenizer
+from tests.fakes.vision import fill_randomly, image, make_vision_checkpoint, write_tokenizer
 from tests.fakes.vision_families import FAMILIES
 
 LONG = pytest.mark.long
@@ -34,12 +34,7 @@ def make_retriever(path: Path, family: str, architecture: str) -> Any:
     config, processor = FAMILIES[family][0]()
     around = getattr(transformers, architecture.replace("ForRetrieval", "Config"))(vlm_config=config, embedding_dim=24)
     model = getattr(transformers, architecture)._from_config(around, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for each in model.parameters():
-            noise = torch.randn(each.shape, generator=generator)
-            inputs = each.shape[-1] if each.shape[-1] > 1 else each[0].numel()
-            each.copy_(noise * 0.2 + 1.0 if each.dim() == 1 else noise * 2.0 / inputs**0.5)
+    fill_randomly(model)
     model.save_pretrained(path)
     processor.save_pretrained(path)
     write_tokenizer(path)

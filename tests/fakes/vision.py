@@ -40,17 +40,23 @@ def make_vision_checkpoint(family: str, path: Path, seed: int = 0) -> Path:
     return write_random(path, *make(), architecture, seed)
 
 
-def write_random(path: Path, config: Any, processor: Any, architecture: str, seed: int = 0) -> Path:
-    """Write a random model, the settings of its processor and a tokenizer to `path` and return it."""
+def fill_randomly(model: Any, seed: int = 0) -> None:
+    """Give all parameters but single numbers random values."""
     import torch
 
-    model = _class(architecture)(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (each for each in model.parameters() if each.dim()):
             noise = torch.randn(parameter.shape, generator=generator)
             inputs = parameter.shape[-1] if parameter.shape[-1] > 1 else parameter[0].numel()  # of a convolution with 1
             parameter.copy_(noise * 0.2 + 1.0 if parameter.dim() == 1 else noise * 2.0 / inputs**0.5)
+
+
+def write_random(path: Path, config: Any, processor: Any, architecture: str, seed: int = 0) -> Path:
+    """Write a random model, the settings of its processor and a tokenizer to `path` and return it."""
+
+    model = _class(architecture)(config)
+    fill_randomly(model, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(path)
