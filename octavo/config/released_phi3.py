@@ -44,9 +44,13 @@ def phi3v_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     width = sizes.get("hidden_size")
     if isinstance(width, int):
         processor.expect("image_dim_out", width, default=width)
+    layer = processor.int("layer_idx", -2)
+    depth = Section(sizes, where, "vision_config.").positive("num_hidden_layers", 12)
+    if not -depth <= layer + 1 <= depth + 1:
+        raise processor.error("layer_idx", f"a layer of the encoder, which has {depth}")
     return {
         **{name: value for name, value in config.items() if name not in ("auto_map", "embd_layer", "img_processor")},
         "image_token_id": section.positive("image_token_id", _IMAGE_TOKEN),
         "vision_config": {**sizes, "model_type": "clip_vision_model"},
-        "vision_feature_layer": processor.int("layer_idx", -2),
+        "vision_feature_layer": layer,
     }

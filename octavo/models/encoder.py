@@ -130,6 +130,11 @@ def in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def layers_up_to(config: Any, layer: int) -> int:
+    """Return the number of layers of an encoder up to the states of number `layer`, counted from the end below 0."""
+    return int(layer if layer >= 0 else config.num_hidden_layers + 1 + layer)
+
+
 @contextmanager
 def without_layers(encoder: nn.Module) -> Iterator[None]:
     """Let the layers of an encoder return what they are given, which in most has the shape of what they make."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
+from octavo.models.encoder import layers_up_to
 from octavo.models.sparse import has_tensor
 from octavo.models.vision import ImageReader
 
@@ -30,7 +31,7 @@ class _Embedding(nn.Module):
         vision = library.vision_config
         made: Any = transformers.CLIPVisionModel
         tower = made._from_config(vision)
-        tower.encoder.layers = tower.encoder.layers[: layers_read(library)]
+        tower.encoder.layers = tower.encoder.layers[: layers_up_to(vision, library.vision_feature_layer)]
         del tower.post_layernorm
         self.img_processor: Any = tower
         width = 4 * vision.hidden_size
@@ -62,12 +63,6 @@ class _Encoder(nn.Module):
         return second(F.gelu(first(torch.cat([lines[0], embed.glb_GN[0], lines[1]]))))
 
 
-def layers_read(library: Any) -> int:
-    """Return the layers of the tower up to the one whose vectors are read."""
-    layer, depth = library.vision_feature_layer, library.vision_config.num_hidden_layers
-    return int(layer if layer >= 0 else depth + 1 + layer)
-
-
 class Phi3VReader(ImageReader):
     """What the text model becomes one that reads images with."""
 
@@ -83,11 +78,12 @@ class Phi3VReader(ImageReader):
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
         tower = r"vision_embed_tokens\.img_processor"
-        unread = "|".join(map(str, range(layers_read(c.library), c.library.vision_config.num_hidden_layers)))
+        vision = c.library.vision_config
+        unread = range(layers_up_to(vision, c.library.vision_feature_layer), vision.num_hidden_layers)
         self.IGNORED = (  # type: ignore[misc]
             *ImageReader.IGNORED,
             r"vision_embed_tokens\.wte\.weight",  # the embeddings once more
-            rf"{tower}\.(?:post_layernorm|encoder\.layers\.(?:{unread}))\..*",
+            rf"{tower}\.(?:post_layernorm|encoder\.layers\.(?:{'|'.join(map(str, unread))}))\..*",
         )
 
     def own_name(self, name: str) -> str:

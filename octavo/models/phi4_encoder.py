@@ -19,6 +19,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
+from octavo.models.encoder import layers_up_to
 from octavo.models.hearing import SoundReader
 from octavo.models.vision import ImageReader
 
@@ -33,7 +34,8 @@ class _Encoder(nn.Module):
         embed: Any = phi4.Phi4MultimodalImageEmbedding(library)
         tower = embed.img_processor
         del tower.head, tower.post_layernorm
-        tower.encoder.layers = tower.encoder.layers[: num_layers_read(library)]
+        count = layers_up_to(library.vision_config, library.vision_config.feature_layer)
+        tower.encoder.layers = tower.encoder.layers[:count]
         self.embed_tokens_extend = nn.ModuleDict({"image_embed": embed})
         if library.reads_sounds:
             self.embed_tokens_extend["audio_embed"] = phi4.Phi4MultimodalAudioEmbedding(library)
@@ -76,12 +78,6 @@ class _Encoder(nn.Module):
         return F.avg_pool2d(x, 2).permute(0, 2, 3, 1)
 
 
-def num_layers_read(library: Any) -> int:
-    """Return the layers of the tower up to the one whose vectors are read."""
-    layer, depth = library.vision_config.feature_layer, library.vision_config.num_hidden_layers
-    return int(layer if layer >= 0 else depth + 1 + layer)
-
-
 class Phi4Reader(SoundReader):
     """What the text model becomes one that reads images and sounds with, or images alone."""
 
@@ -93,21 +89,21 @@ class Phi4Reader(SoundReader):
         config = super().read(c)
         vision = c.stored.part("vision_config")
         depth = config.library.vision_config.num_hidden_layers
-        if not 0 <= num_layers_read(config.library) <= depth:
+        if not 0 <= layers_up_to(config.library.vision_config, config.library.vision_config.feature_layer) <= depth:
             raise vision.error("feature_layer", f"a layer of the encoder, which has {depth}")
         config.library.reads_sounds = sound_section(c) is not None
         return config
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
-        depth = c.library.vision_config.num_hidden_layers
-        unread = "|".join(map(str, range(num_layers_read(c.library), depth)))
+        tower = c.library.vision_config
+        unread = range(layers_up_to(tower, tower.feature_layer), tower.num_hidden_layers)
         self.IGNORED = (  # type: ignore[misc]
             *ImageReader.IGNORED,
             r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight",
             *(() if c.library.reads_sounds else (r"embed_tokens_extend\.audio_embed\..*",)),
             rf"{_TOWER}\.(?:head|post_layernorm)\..*",
-            rf"{_TOWER}\.encoder\.layers\.(?:{unread})\..*",
+            rf"{_TOWER}\.encoder\.layers\.(?:{'|'.join(map(str, unread))})\..*",
         )
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:

@@ -162,6 +162,16 @@ def _command(
     return Endpoint("POST", path, handler, request, response, right=right, query=query)
 
 
+def _state(
+    path: str,
+    handler: Handler,
+    response: type[msgspec.Struct],
+    query: type[msgspec.Struct] = NoQuery,
+    right: Right = Right.OBSERVE,
+) -> Endpoint:
+    return Endpoint("GET", path, handler, None, response, right=right, query=query)
+
+
 _COHERE_CHAT: Final = ("/v2/chat", "/cohere/v2/chat")
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
@@ -198,28 +208,18 @@ ENDPOINTS = (
     _command("/pin_prefix", tokens.pin_prefix, PinPrefixRequest, tokens.PinPrefixResponse, Right.CACHE),
     _command("/unpin_prefix", tokens.unpin_prefix, PrefixRequest, tokens.UnpinPrefixResponse, Right.CACHE),
     _command("/reset_prefix_cache", tokens.reset_prefix_cache, None, tokens.CacheReset, Right.CACHE, tokens.ResetQuery),
-    Endpoint("GET", "/is_paused", health.is_paused, None, health.PauseState, right=Right.OBSERVE, query=NoQuery),
+    _state("/is_paused", health.is_paused, health.PauseState),
     _command("/pause", health.pause, None, health.Paused, query=health.PauseQuery),
     _command("/resume", health.resume, None, health.Paused),
-    Endpoint("GET", "/is_sleeping", health.is_sleeping, None, health.SleepState, right=Right.OBSERVE, query=NoQuery),
+    _state("/is_sleeping", health.is_sleeping, health.SleepState),
     _command("/sleep", health.sleep, None, health.SleepState, query=health.SleepQuery),
     _command("/wake_up", health.wake_up, None, health.SleepState, query=health.WakeUpQuery),
     _command("/update_weights_from_disk", health.update_weights, health.UpdateWeightsRequest, health.WeightsUpdated),
     _command("/update_weights", health.update_from_folder, health.WeightFolderRequest, health.WeightsUpdated),
     _command("/abort_requests", control.abort_requests, control.AbortRequest, control.RequestsAborted),
-    *(
-        _command(path, control.reset_media, None, None, Right.CACHE)
-        for path in ("/reset_mm_cache", "/reset_encoder_cache")
-    ),
-    Endpoint(
-        "GET",
-        "/get_world_size",
-        control.world_size,
-        None,
-        control.WorldSize,
-        right=Right.OBSERVE,
-        query=control.WorldQuery,
-    ),
+    _command("/reset_mm_cache", control.reset_media, None, None, Right.CACHE),
+    _command("/reset_encoder_cache", control.reset_media, None, None, Right.CACHE),
+    _state("/get_world_size", control.world_size, control.WorldSize, control.WorldQuery),
     _command("/start_profile", health.start_profile, health.StartProfileRequest, health.ProfileState),
     _command("/stop_profile", health.stop_profile, None, health.ProfileState),
     _command("/drain", health.drain, health.DrainRequest, health.Drained),
@@ -233,15 +233,7 @@ ENDPOINTS = (
     Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, query=scheduler.RequestIdQuery),
     Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, query=scheduler.RequestIdQuery),
     Endpoint("GET", "/live", live.stream, None, live.LiveEvent, right=Right.OBSERVE),
-    Endpoint(
-        "GET",
-        "/kv/events",
-        kv_events.stream,
-        None,
-        kv_events.KvEvent,
-        right=Right.KV_EVENTS,
-        query=kv_events.AfterQuery,
-    ),
+    _state("/kv/events", kv_events.stream, kv_events.KvEvent, kv_events.AfterQuery, Right.KV_EVENTS),
     Endpoint("GET", "/version", health.version, None, health.Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
     Endpoint("GET", "/page/{name}", page.file, is_open=True, values=page.FILES),

@@ -373,6 +373,10 @@ def test_images_of_ovis_2_5_have_the_same_bits_in_any_step(tmp_path: Path, monke
             {"architectures": ["Phi3VForCausalLM"], "embd_layer": {"hd_transform_order": "glb_sub"}},
             "hd_transform_order is .glb_sub., expected .sub_glb.",
         ),
+        (
+            {"architectures": ["Phi3VForCausalLM"], "img_processor": {"layer_idx": 25}},
+            "img_processor.layer_idx is 25, expected a layer of the encoder, which has 24",
+        ),
     ],
 )
 def test_values_that_no_release_has_are_refused_by_name(config: dict[str, Any], said: str) -> None:
