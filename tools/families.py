@@ -18,7 +18,7 @@ from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_names import SAME
-from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
 from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
@@ -60,6 +60,7 @@ _AROUND = {
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
     "llama_nemotron_vl": ("llama", {*NEMOTRON_PAGES}),
     "minicpmv": ("qwen2", {*MINICPM_V}),
+    "nemotron_nano_vl": ("nemotron_h", {NEMOTRON_V2}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
     "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),

@@ -14,7 +14,7 @@ from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
-from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_settings
+from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2, nemotron_settings, squares_settings
 from octavo.config.released_ovis import OVIS, ovis_patches, ovis_settings
 from octavo.config.released_pages import NEMOTRON_PAGES, pages_settings
 from octavo.config.released_phi3 import PHI3V
@@ -50,7 +50,7 @@ READ_IMAGES: Final = frozenset(
     )
 ) | {
     *(*DUAL, *INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
-    *(*MINICPM_V, *NEMOTRON_PAGES, *OVIS, *STEP, PHI3V, PHI4, PHI4_RELEASED, *NEMOTRON_OMNI),
+    *(*MINICPM_V, *NEMOTRON_PAGES, *OVIS, *STEP, PHI3V, PHI4, PHI4_RELEASED, NEMOTRON_V2, *NEMOTRON_OMNI),
 }
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
@@ -155,6 +155,9 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
         check_encoder(checkpoint.stored.section(part))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj or checkpoint.where))
+    if checkpoint.architecture == NEMOTRON_V2:
+        squares = squares_settings(checkpoint.stored, read_section(checkpoint.path / _FILES[0], may_lack=True))
+        return None if squares is None else _checked(squares, checkpoint.where)
     if checkpoint.architecture in NEMOTRON_PAGES:
         processor = read_section(checkpoint.path / _PROCESSOR, may_lack=True)
         return _checked(pages_settings(checkpoint.stored, processor), checkpoint.where)

@@ -10,7 +10,7 @@ from octavo.config.released_intern import INTERN, intern_layout
 from octavo.config.released_kimi import RELEASED, kimi_layout
 from octavo.config.released_minicpm import MINICPM_V, minicpm_layout
 from octavo.config.released_names import with_todays_names
-from octavo.config.released_nemotron import NEMOTRON_OMNI, nemotron_layout
+from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2, nemotron_layout
 from octavo.config.released_ovis import OVIS, ovis_layout
 from octavo.config.released_pages import NEMOTRON_PAGES, pages_layout
 from octavo.config.released_phi3 import PHI3V, phi3v_layout
@@ -33,7 +33,7 @@ _SEPARATED: Final = {"sam_vit_b": "sam_config", "clip-l-14-224": "encoder_config
 """Names of the encoders of DeepSeek-OCR, with those that transformers has."""
 _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
-_NEMOTRON: Final = (*NEMOTRON_OMNI, "NemotronH_Nano_VL_V2")
+_NEMOTRON: Final = (*NEMOTRON_OMNI, NEMOTRON_V2)
 """Architectures of Nemotron that read images, whose text models are in `llm_config`."""
 _LABELS: Final = "ForSequenceClassification"
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})

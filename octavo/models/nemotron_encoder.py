@@ -1,5 +1,5 @@
-"""What Nemotron 3 Omni reads images with: RADIO, of whose vectors neighbours are joined and projected; and sounds:
-Parakeet.
+"""What Nemotron 3 Omni and Nemotron Nano 2 VL read images with: RADIO, of whose vectors neighbours are joined and
+projected; and sounds: Parakeet.
 
 Source: NVIDIA's releases.
 """
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_nemotron import NEMOTRON_V2
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
@@ -106,4 +108,9 @@ class NemotronReader(SoundReader):
         """
         if kind == "audio":
             return self.encoder.hear(self.received(arrays["input_features"])[None])
-        return self.encoder(self.received(arrays["pixel_values"]), arrays["image_grid_hw"])
+        pixels, grid = self.received(arrays["pixel_values"]), arrays["image_grid_hw"]
+        if self.ARCHITECTURE != NEMOTRON_V2:
+            return self.encoder(pixels, grid)
+        side = int(grid[0, 1])  # of tiles, which are below each other
+        square = grid.new_full((1, 2), side)
+        return torch.cat([self.encoder(tile, square) for tile in torch.split(pixels, side * side)])

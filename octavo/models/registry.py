@@ -26,7 +26,6 @@ _TEXT_ALONE: Final = frozenset(
     {
         "MiniCPMV4_7ForConditionalGeneration",
         "MiMoV2OmniForCausalLM",
-        "NemotronH_Nano_VL_V2",
         "Qwen4ExpForConditionalGeneration",
         "Step3VLForConditionalGeneration",
     }

@@ -19,7 +19,7 @@ from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
-from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
 from octavo.config.released_ovis import OVIS
 from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_phi3 import PHI3V
@@ -60,10 +60,21 @@ _CONFIGS: Final = {
     **dict.fromkeys((*MINICPM_V, *NEMOTRON_PAGES, PHI3V), "LlavaConfig"),
     **dict.fromkeys(OVIS, "PaddleOCRVLConfig"),
     **{name: name.replace("Model", "Config") for name in DUAL},
-    **dict.fromkeys(NEMOTRON_OMNI, "NemotronH_Omni_Reasoning_V3_Config"),
+    **dict.fromkeys((*NEMOTRON_OMNI, NEMOTRON_V2), "NemotronH_Omni_Reasoning_V3_Config"),
 }
 """transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {*INTERN, *KEYE, *MINICPM_V, *NEMOTRON_PAGES, OPEN_CUA, *OVIS, PHI3V, *STEP, *NEMOTRON_OMNI}
+_WITHOUT_TEXT: Final = {
+    *INTERN,
+    *KEYE,
+    *MINICPM_V,
+    *NEMOTRON_PAGES,
+    OPEN_CUA,
+    *OVIS,
+    PHI3V,
+    *STEP,
+    NEMOTRON_V2,
+    *NEMOTRON_OMNI,
+}
 """Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",

@@ -13,7 +13,7 @@ from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
 from octavo.config.released_minicpm import MINICPM_V
 from octavo.config.released_minimax import MINIMAX_M3
-from octavo.config.released_nemotron import NEMOTRON_OMNI
+from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
 from octavo.config.released_ovis import OVIS
 from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_phi3 import PHI3V
@@ -320,7 +320,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     MINIMAX_M3: Family(_minimax, ("pixel_values", "image_grid_thw")),
     "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
     **dict.fromkeys(
-        NEMOTRON_OMNI, Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON)
+        (*NEMOTRON_OMNI, NEMOTRON_V2),
+        Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON),
     ),
     **dict.fromkeys(NEMOTRON_PAGES, Family(internvl_prompt, word="<image>")),
     "OpenCUAForConditionalGeneration": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),

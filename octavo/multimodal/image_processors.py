@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.released_nemotron import NEMOTRON_IMAGES
+from octavo.config.released_nemotron import NEMOTRON_IMAGES, NEMOTRON_SQUARES
 from octavo.config.released_pages import NEMOTRON_TILES
 from octavo.config.released_step import STEP_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
-from octavo.multimodal.nemotron_images import NemotronImages
+from octavo.multimodal.nemotron_images import NemotronImages, NemotronSquares
 from octavo.multimodal.nemotron_tiles import NemotronTiles
 from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
@@ -307,6 +307,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "MiniCPMVImageProcessor": MiniCPMImages,
     "MuseGlimmerImageProcessor": MuseImages,
     NEMOTRON_IMAGES: NemotronImages,
+    NEMOTRON_SQUARES: NemotronSquares,
     NEMOTRON_TILES: NemotronTiles,
     "Phi3VImageProcessor": Phi3VImages,
     "Phi4MultimodalImageProcessor": Phi4Images,

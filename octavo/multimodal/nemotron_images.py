@@ -1,19 +1,20 @@
-"""The image processor of Nemotron 3 Nano Omni with Pillow and numpy; transformers has it with torchvision alone."""
+"""The image processors of Nemotron 3 Omni and Nemotron Nano 2 VL with Pillow and numpy, as others have with torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, FloatPixels
+from octavo.multimodal.pixels import Arrays, FloatPixels, closest_grid
 
 _BICUBIC: Final = 3
 _MOST_PIXELS: Final = 1 << 25
+_MOST_TILES: Final = 64
 _NUM_OTHERS: Final = 4
 """Tokens of the context that are never those of images."""
 
@@ -21,7 +22,7 @@ _NUM_OTHERS: Final = 4
 class NemotronImages:
     """Scales an image to a grid of patches, of which there are neither too few nor too many."""
 
-    KNOWN: Final[frozenset[str]] = frozenset()
+    KNOWN: ClassVar[frozenset[str]] = frozenset()
     """Settings that a person may change."""
 
     def __init__(self, settings: Section, config: Section) -> None:
@@ -68,3 +69,30 @@ class NemotronImages:
             return side
         up = side + self._merged - rest
         return up if up * other <= self._most else max(self._merged, side - rest)
+
+
+class NemotronSquares(NemotronImages):
+    """Scales an image to a grid of square tiles, and adds the whole image behind several of them."""
+
+    KNOWN = frozenset({"max_num_tiles"})
+
+    def __init__(self, settings: Section, config: Section) -> None:
+        super().__init__(settings, config)
+        self._side = settings.part("size").positive("height", 512)
+        self._tiles = settings.positive("max_num_tiles", 12)
+        if self._tiles > _MOST_TILES:
+            raise settings.error("max_num_tiles", f"1 to {_MOST_TILES}")
+
+    def __call__(self, images: Sequence[Any], return_tensors: str) -> Arrays:
+        """Return pixel_values [patches of all tiles, 3 · patch · patch], tile by tile and row by row in each, and
+        image_grid_hw [images, (rows, columns)] of patches, with the tiles of an image below each other."""
+        patches, grids, side = [], [], self._side // self._patch
+        for image in images:
+            columns, rows = closest_grid(image.width, image.height, 1, self._tiles, self._side)
+            whole = self._patches(image, rows * side, columns * side).reshape(rows, side, columns, side, -1)
+            tiles = [whole.transpose(0, 2, 1, 3, 4).reshape(rows * columns * side * side, -1)]
+            if rows * columns > 1:
+                tiles.append(self._patches(image, side, side))
+            patches += tiles
+            grids.append((sum(map(len, tiles)) // side, side))
+        return {"pixel_values": np.concatenate(patches), "image_grid_hw": np.array(grids, np.int64)}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from octavo.config import released_nemotron
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.section import Section
@@ -19,7 +20,10 @@ from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.nemotron_images import NemotronImages
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config
-from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_random
+from tests.fakes.vision_families import FAMILIES
+from tests.fakes.vision_sizes import IMAGE
+from tests.models.test_image_relatives import encoded
 
 
 def as_released(path: Path) -> Path:
@@ -145,3 +149,67 @@ def test_a_large_image_is_scaled_down_without_arrays_of_its_size() -> None:
         tracemalloc.stop()
     assert found["pixel_values"].shape[0] <= 64
     assert peak < image_of_floats / 10
+
+
+def make_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a random model by the names of Nemotron Nano 2 VL, and return transformers' class with the same encoder."""
+    monkeypatch.setitem(released_nemotron._RADIO_SIZES, "vit_small_patch16_224", (32, 2, 2))
+    config, processor = FAMILIES["nemotron_omni"][0]()
+    config.vision_config.mlp_ratio = 4.0
+    write_random(path, config, processor, "NemotronH_Omni_Reasoning_V3")
+    oracle = load_vision_oracle(path, "NemotronH_Omni_Reasoning_V3")
+    teachers = [{"name": name} for name in ("clip", "siglip", "sam", "sam")]
+    args = {"model": "vit_small_patch16_224", "teachers": teachers, "cls_token_per_teacher": True}
+    args |= {"register_multiple": 10, "cpe_max_size": 112}
+    stated = json.loads((path / "config.json").read_text())
+    edit_config(
+        path,
+        ("text_config", "image_token_id", "vision_hidden_size", "video_temporal_patch_size"),
+        architectures=["NemotronH_Nano_VL_V2"],
+        model_type="NemotronH_Nano_VL_V2",
+        llm_config=stated["text_config"],
+        img_context_token_id=stated["image_token_id"],
+        vit_hidden_size=32,
+        vision_config={"args": args, "patch_size": 14},
+        force_image_size=56,
+        norm_mean=[0.4, 0.5, 0.6],
+        norm_std=[0.2, 0.3, 0.4],
+    )
+    (path / "preprocessor_config.json").write_text(json.dumps({"max_num_tiles": 4, "norm_type": "radio"}))
+    return oracle
+
+
+def test_tiles_of_nemotron_nano_2_are_encoded_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = make_second(tmp_path, monkeypatch)
+    found, arrays = encoded(tmp_path)
+    given = torch.from_numpy(np.array(image(0))).permute(2, 0, 1)[None].float()
+    tiles = [
+        torch.nn.functional.interpolate(given, size, mode="bicubic", antialias=True) for size in ((56, 112), (56, 56))
+    ]
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]))
+    pixels = torch.cat([*tiles[0].split(56, 3), tiles[1]])  # 84 x 56 pixels become two tiles and the whole image
+    pixels = (pixels / 255 - mean) / std
+    patches = pixels.view(3, 3, 4, 14, 4, 14).permute(0, 2, 4, 1, 3, 5).reshape(48, -1)
+    torch.testing.assert_close(arrays["pixel_values"], patches, rtol=0, atol=1e-4)
+    with torch.inference_mode():
+        grids = torch.tensor([[4, 4]] * 3)
+        read = oracle.model.get_image_features if hasattr(oracle, "model") else oracle.get_image_features
+        expected = read(pixel_values=arrays["pixel_values"], image_grid_hw=grids).pooler_output
+    expected = expected if isinstance(expected, torch.Tensor) else torch.cat(list(expected))
+    torch.testing.assert_close(found, expected.reshape(found.shape), rtol=1e-4, atol=1e-4)
+    whole = generate(tmp_path, PROMPTS)
+    assert whole[0].prompt_token_ids is not None
+    assert whole[0].prompt_token_ids.count(IMAGE) == len(found) == 12
+    assert bits(generate(tmp_path, PROMPTS, max_num_batched_tokens=5)) == bits(whole)
+
+
+@pytest.mark.long
+def test_the_text_of_nemotron_nano_2_is_served_where_its_encoder_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_second(tmp_path, monkeypatch)
+    expected = bits(generate(tmp_path, PROMPTS[3:]))
+    vision = json.loads((tmp_path / "config.json").read_text())["vision_config"]
+    edit_config(tmp_path, vision_config={**vision, "args": {**vision["args"], "min_num_patches": 8}})
+    assert image_settings(Checkpoint.open(tmp_path)) is None
+    assert bits(generate(tmp_path, PROMPTS[3:])) == expected
