@@ -118,7 +118,7 @@ VLLM_PATHS: Final = """
 /inference/v1/generate
 /v1/load_lora_adapter /v1/unload_lora_adapter /health /ping /load /version /metrics /start_profile /stop_profile
 /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /is_sleeping /pause /resume /is_paused
-/abort_requests /get_world_size /update_weights
+/abort_requests /inference/v1/abort_requests /get_world_size /update_weights
 /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update
 /finish_weight_update /update_weight_version /weight_info /weight_checker /release_kv_cache_memory /collective_rpc
 /server_info /kv_event_sources /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply /fault_tolerance/status
@@ -135,6 +135,7 @@ VLLM_PATH_NOTES: Final = {
     "/generative_scoring": "a start token stands before the item with `item_first`; too long prompts are refused",
     "/inference/v1/generate": "of text; `sampling_params` are those of completions",
     "/abort_requests": "ids are those of responses, or of the engine",
+    "/inference/v1/abort_requests": "as `/abort_requests`: without ids all requests end",
     "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
 }
 """What differs in endpoints of the same path."""

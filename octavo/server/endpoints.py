@@ -173,6 +173,7 @@ def _state(
 
 
 _COHERE_CHAT: Final = ("/v2/chat", "/cohere/v2/chat")
+_ABORT: Final = ("/abort_requests", "/inference/v1/abort_requests")
 _RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 ENDPOINTS = (
@@ -216,7 +217,7 @@ ENDPOINTS = (
     _command("/wake_up", health.wake_up, None, health.SleepState, query=health.WakeUpQuery),
     _command("/update_weights_from_disk", health.update_weights, health.UpdateWeightsRequest, health.WeightsUpdated),
     _command("/update_weights", health.update_from_folder, health.WeightFolderRequest, health.WeightsUpdated),
-    _command("/abort_requests", control.abort_requests, control.AbortRequest, control.RequestsAborted),
+    *(_command(each, control.abort_requests, control.AbortRequest, control.RequestsAborted) for each in _ABORT),
     _command("/reset_mm_cache", control.reset_media, None, None, Right.CACHE),
     _command("/reset_encoder_cache", control.reset_media, None, None, Right.CACHE),
     _state("/get_world_size", control.world_size, control.WorldSize, control.WorldQuery),

@@ -27,7 +27,7 @@ def test_open_requests_are_ended_by_the_ids_of_responses_or_all_at_once(server: 
         ended = [ask(server.url, "/abort_requests", {"request_ids": [name]}).json for name in ("cmpl-r0", "cmpl-r9")]
         assert ended == [{"aborted": 2, "status": "aborted"}, {"aborted": 0, "status": "aborted"}]
         assert sorted(each[:9] for each in server.llm.ended) == ["cmpl-r0-0", "cmpl-r0-1"]
-        assert ask(server.url, "/abort_requests", {}).json["aborted"] == 4
+        assert ask(server.url, "/inference/v1/abort_requests", {}).json["aborted"] == 4
     eventually(lambda: not server.http.context.engine_ids)
 
 
