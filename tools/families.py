@@ -16,7 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import DUAL, READ_IMAGES
 from octavo.config.released_intern import INTERN, QIANFAN
 from octavo.config.released_kimi import KIMI, RELEASED
-from octavo.config.released_minicpm import MINICPM_V
+from octavo.config.released_minicpm import MINICPM_O, MINICPM_V
 from octavo.config.released_names import SAME
 from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
 from octavo.config.released_pages import NEMOTRON_PAGES
@@ -59,7 +59,8 @@ _ALSO = {
 _AROUND = {
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
     "llama_nemotron_vl": ("llama", {*NEMOTRON_PAGES}),
-    "minicpmv": ("qwen2", {*MINICPM_V}),
+    "minicpmo": ("qwen2", {MINICPM_O}),
+    "minicpmv": ("qwen2", {*MINICPM_V} - {MINICPM_O}),
     "nemotron_nano_vl": ("nemotron_h", {NEMOTRON_V2}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
@@ -178,7 +179,9 @@ def families() -> dict[str, dict[str, list[str]]]:
     for name, row in _with_images(rows, ops).items():
         for key, values in row.items():
             rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
-    rows |= {name: {**rows[text], "architectures": own, "reads": {*_READ[:2]}} for name, (text, own) in _AROUND.items()}
+    for name, (text, own) in _AROUND.items():
+        reads = {"text", "images"} | ({"sound"} if own & READ_SOUND else set())
+        rows[name] = {**rows[text], "architectures": own, "reads": reads}
     order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
     return {
         name: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}

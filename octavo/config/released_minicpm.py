@@ -8,7 +8,8 @@ from typing import Any, Final
 from octavo.config.section import Section
 from octavo.errors import UnsupportedModel
 
-MINICPM_V: Final = ("MiniCPMV", "MiniCPMO")
+MINICPM_O: Final = "MiniCPMO"
+MINICPM_V: Final = ("MiniCPMV", MINICPM_O)
 _TEXT: Final = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
 """Families of text models by `version`."""
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
+from octavo.config.released_minicpm import MINICPM_O
 from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
@@ -29,7 +30,7 @@ READ_SOUND: Final = frozenset(
         ),
         *("Qwen2_5Omni", "Qwen3ASR", "Qwen3OmniMoe", "Voxtral"),
     )
-) | {*NEMOTRON_OMNI, *PHI4_SOUNDS}
+) | {MINICPM_O, *NEMOTRON_OMNI, *PHI4_SOUNDS}
 """Architectures whose sounds are read, with transformers."""
 
 
@@ -47,6 +48,8 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
         # as for images, there have to be settings beside the weights
         return _phi4(section) if any((checkpoint.path / name).is_file() for name in _SETTINGS) else None
     check_encoder(section)
+    if section is not None and checkpoint.architecture == MINICPM_O:
+        return _minicpm(checkpoint.stored, section)
     check_encoder(checkpoint.stored.section("adaptor_config"))
     if section is not None and checkpoint.architecture in NEMOTRON_OMNI:
         expect_parakeet(section)
@@ -59,6 +62,20 @@ def sound_section(checkpoint: Checkpoint) -> Section | None:
 def expect_parakeet(section: Section) -> None:
     """Raise UnsupportedModel for an encoder of Parakeet's that joins another number of frames."""
     section.expect_all(subsampling_factor=8, subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
+
+
+def _minicpm(config: Section, section: Section) -> Section | None:
+    """Return the encoder's part with what is around it; None for a checkpoint that leaves it out. Raises
+    CheckpointError or UnsupportedModel."""
+    if not config.bool("init_audio", True):
+        return None
+    width, seconds = section.positive("d_model"), config.float("audio_chunk_length", 1.0)
+    if section.positive("encoder_ffn_dim") != 4 * width:
+        raise section.error("encoder_ffn_dim", f"four times d_model, which is {width}")
+    if not (seconds <= 0.0 or 0.02 <= seconds <= 3600.0):
+        raise config.error("audio_chunk_length", "seconds from 0.02 to 3,600, or 0 for one chunk")
+    own = {"audio_chunk_length": seconds, "audio_pool_step": config.positive("audio_pool_step", 2)}
+    return Section({**section.values, **own}, section.where, "audio_config.")
 
 
 def _phi4(section: Section) -> Section:

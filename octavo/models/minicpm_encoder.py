@@ -1,5 +1,5 @@
 """What MiniCPM-V 2.6 to 4.5 read images with: SigLIP by slices, each of which becomes as many vectors as there are
-queries.
+queries; and MiniCPM-o sounds: Whisper's encoder, in which a second sees those before it, and the means of its vectors.
 
 Source: https://arxiv.org/abs/2408.01800.
 """
@@ -7,6 +7,7 @@ Source: https://arxiv.org/abs/2408.01800.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
-from octavo.models.vision import ImageReader
+from octavo.models.hearing import SoundReader
 
 _HEAD = 128
 _EPS = 1e-6
@@ -62,6 +64,16 @@ def _places(rows: int, columns: int, width: int) -> Tensor:
     return torch.cat([part for each in angles for part in (each.sin(), each.cos())], 1)
 
 
+class _Projector(nn.Module):
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__()
+        self.linear1, self.linear2 = nn.Linear(width, hidden_size), nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [vectors, width] → [vectors, hidden]."""
+        return self.linear2(F.relu(self.linear1(x)))
+
+
 class _Encoder(nn.Module):
     def __init__(self, library: Any) -> None:
         super().__init__()
@@ -72,6 +84,29 @@ class _Encoder(nn.Module):
         if library.drop_vision_last_layer:
             self.vpm.encoder.layers = self.vpm.encoder.layers[:-1]
         self.resampler = _Resampler(library)
+        self._sounds = library.sounds
+        if library.sounds is not None:
+            from transformers.models.whisper import modeling_whisper as whisper
+
+            encoder: Any = whisper.WhisperEncoder
+            self.apm = encoder._from_config(library.sounds, attn_implementation="sdpa")
+            self.audio_projection_layer = _Projector(library.sounds.d_model, library.text_config.hidden_size)
+
+    def hear(self, features: Tensor) -> Tensor:
+        """features [bands, frames] → [vectors, hidden]."""
+        tower, seconds, pooled = self.apm, self._sounds.audio_chunk_length, self._sounds.audio_pool_step
+        x = F.gelu(tower.conv2(F.gelu(tower.conv1(features[None])))).transpose(1, 2)
+        places = torch.arange(x.shape[1], device=x.device)
+        x = x + tower.embed_positions(places)
+        mask = None
+        if seconds > 0:
+            chunks = places // int(seconds * 50)
+            unseen = chunks[:, None] < chunks
+            mask = torch.zeros_like(unseen, dtype=x.dtype).masked_fill(unseen, torch.finfo(x.dtype).min)[None, None]
+        for layer in tower.layers:
+            x = layer(x, mask)
+        x = self.audio_projection_layer(tower.layer_norm(x)[0])
+        return x[: len(x) // pooled * pooled].view(-1, pooled, x.shape[1]).mean(1)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels [3, height, width] of a slice → [queries, hidden]."""
@@ -89,14 +124,14 @@ class _Encoder(nn.Module):
         return self.resampler(self.vpm.post_layernorm(x)[0], rows, columns)
 
 
-class MiniCPMReader(ImageReader):
-    """What the text model becomes one that reads images with."""
+class MiniCPMReader(SoundReader):
+    """What the text model becomes one that reads images and sounds with, or images alone."""
 
     ENCODER = _Encoder
     encoder: _Encoder
     IGNORED = (
-        *ImageReader.IGNORED,
-        r"(?:apm|audio_projection_layer|tts)\..*",
+        *SoundReader.IGNORED,
+        r"tts\..*",
         r"resampler\.(?:pos_embed|temporal_pos_embed)",
     )
 
@@ -105,6 +140,10 @@ class MiniCPMReader(ImageReader):
         config = super().read(c)
         if config.hidden_size % _HEAD:
             raise c.error("hidden_size", f"a multiple of {_HEAD}, as many as a head of the resampler has")
+        config.library.sounds, sounds = None, sound_section(c)
+        if sounds is not None:
+            made: Any = import_module("transformers").WhisperConfig
+            config.library.sounds = made.from_dict(dict(sounds.values))
         config.library.drop_vision_last_layer = c.stored.bool("drop_vision_last_layer", False)
         return config
 
@@ -112,6 +151,8 @@ class MiniCPMReader(ImageReader):
         super().__init__(c, mesh, *arguments, **named)
         if self.is_first:
             stack(self.encoder.resampler, ("q_proj", "k_proj", "v_proj"), "in_proj")
+        if c.library.sounds is None:
+            self.IGNORED = (*self.IGNORED, r"(?:apm|audio_projection_layer)\..*")  # type: ignore[misc]
         depth = c.library.vision_config.num_hidden_layers
         if c.library.drop_vision_last_layer:
             self.IGNORED = (*self.IGNORED, rf"vpm\.encoder\.layers\.{depth - 1}\..*")  # type: ignore[misc]
@@ -120,11 +161,13 @@ class MiniCPMReader(ImageReader):
         return super().own_name(name).replace(".attn.in_proj_", ".attn.in_proj.")
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
-        """Return [vectors, hidden] of an image.
+        """Return [vectors, hidden] of an image, or of a window of a sound.
 
-        arrays: pixel_values [slices, 3, height, width], each on the upper left, and target_sizes [slices, (rows,
-        columns)] of its patches.
+        arrays: input_features [bands, frames]; or pixel_values [slices, 3, height, width], each on the upper left, and
+        target_sizes [slices, (rows, columns)] of its patches.
         """
+        if kind == "audio":
+            return self.encoder.hear(self.received(arrays["input_features"]))
         pixels, size = self.received(arrays["pixel_values"]), self.config.library.vision_config.patch_size
         sides = [(rows * size, columns * size) for rows, columns in arrays["target_sizes"].tolist()]
         slices = [each[:, :height, :width] for each, (height, width) in zip(pixels, sides, strict=True)]

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -35,11 +35,34 @@ class Frames(msgspec.Struct, frozen=True):
 
 
 class Around(NamedTuple):
-    """Tokens around a sound. end: the last of those that stand for it, where they are not its marker."""
+    """Tokens around a sound. end: the last of those that stand for it, where they are not its marker. group: so many
+    vectors have the tokens around them; None for all."""
 
     before: list[int] = []
     end: list[int] = []
     behind: list[int] = []
+    group: int | None = None
+
+    def write(self, written: list[int], token: int, made: Sequence[MediaInput]) -> list[MediaInput]:
+        """Return the parts of a sound with their places, whose tokens are added to `written`, which has the first of
+        those before them."""
+        total, count, placed = sum(each.num_embeddings for each in made), 0, []
+        size = self.group or total
+        for each in made:
+            spans, left = [], each.num_embeddings
+            while left:
+                if count and count % size == 0:
+                    written += self.before
+                length = min(left, size - count % size)
+                spans.append((len(written), length))
+                written += [token] * length
+                left, count = left - length, count + length
+                if count == total:
+                    written[len(written) - len(self.end) :] = self.end
+                if count == total or count % size == 0:
+                    written += self.behind
+            placed.append(msgspec.structs.replace(each, spans=tuple(spans)))
+        return placed
 
 
 def _stride(section: Section) -> int:

@@ -69,8 +69,8 @@ class ImagePrompts:
         if word is not None and "{}" not in word and len(ids := encode(word)) == 1:
             marker, word = ids[0], None
         numbers = range(1, 1 + min(limits["image"], _MOST_NUMBERED))
-        self.words = () if word is None else tuple(dict.fromkeys(word.format(number) for number in numbers))
-        """The texts that stand for an image in texts, where they are no tokens."""
+        self.words = {} if word is None else dict.fromkeys((word.format(number) for number in numbers), "image")
+        """The texts that stand for an image in texts, where they are no tokens, with the kind."""
         self.marker = marker
         """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}

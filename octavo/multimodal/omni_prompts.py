@@ -17,8 +17,8 @@ class OmniPrompts:
         self._images, self.sounds = images, sounds
         self.kinds = images.kinds | sounds.kinds
         """What prompts may bring."""
-        self.marker, self.words = images.marker, images.words
-        """The token that stands for an image before it is written out."""
+        self.marker, self.words = images.marker, {**images.words, **sounds.words}
+        """The token that stands for an image before it is written out, and texts that stand for inputs, by kind."""
 
     def open(self) -> None:
         """Import what reads images and sounds."""

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from octavo.errors import InvalidRequest
+from octavo.errors import CheckpointError, InvalidRequest
 
 _MOST_LINES: Final = 31
 """Line breaks that tokens of several are looked for with."""
+
+
+class Words(NamedTuple):
+    """What stands for an input in texts, and the texts of the tokens that stand for it and for each vector of it."""
+
+    text: str
+    marker: str
+    vector: str
+
+    def ids(self, encode: Callable[[str], list[int]]) -> list[int]:
+        """Return both tokens. Raises CheckpointError where a tokenizer lacks one."""
+        found = []
+        for word in (self.marker, self.vector):
+            if len(ids := encode(word)) != 1:
+                raise CheckpointError(f"the tokenizer has no token {word}, which stands for inputs of this model")
+            found += ids
+        return found
 
 
 def matched(

@@ -163,18 +163,18 @@ class MediaReader:
         return found
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The texts that stand for images in texts and are no tokens."""
-        return getattr(self._written, "words", ())
+    def words(self) -> Mapping[str, str]:
+        """The kinds of inputs by the texts that stand for them in texts and are no tokens."""
+        return getattr(self._written, "words", {})
 
     def spelled(self, prompt: Prompt) -> Prompt:
-        """Return a prompt with the token's text for each word that stands for an image and has no cut."""
+        """Return a prompt with the token's text for each word that stands for an input and has no cut."""
         text, cuts = prompt.text, prompt.cuts
         if not prompt.multi_modal_data or text is None:
             return prompt
         pieces = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        for word in self.words:
-            pieces = [piece.replace(word, self._token_text(self.markers["image"])) for piece in pieces]
+        for word, kind in self.words.items():
+            pieces = [piece.replace(word, self._token_text(self.markers[kind])) for piece in pieces]
         ends = tuple(accumulate(map(len, pieces[:-1])))
         return msgspec.structs.replace(prompt, text="".join(pieces), cuts=ends)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released_minicpm import MINICPM_O
 from octavo.config.released_nemotron import NEMOTRON_OMNI
 from octavo.config.released_phi4 import PHI4, RELEASED
 from octavo.config.section import Section
@@ -19,9 +20,10 @@ from octavo.multimodal import gemma_sounds
 from octavo.multimodal.family import first_positive
 from octavo.multimodal.gemma_sounds import Around, Frames
 from octavo.multimodal.log_mel import LogMel
+from octavo.multimodal.minicpm_sounds import WORDS, minicpm_around, minicpm_window, minicpm_windows
 from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
 from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
-from octavo.multimodal.placeholders import JoinedLines, matched, no_text
+from octavo.multimodal.placeholders import JoinedLines, Words, matched, no_text
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
 from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
@@ -34,7 +36,8 @@ class _Family(NamedTuple):
     frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
     one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
     there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens around a sound. knows_images: the encoder is told whether the prompt has images, too."""
+    tokens around a sound. knows_images: the encoder is told whether the prompt has images, too. words: what stands for
+    a sound where config.json names no token."""
 
     write: Callable[[Any, Section, Samples], list[MediaInput]]
     window: Callable[[Section], tuple[int, int]] | None = None
@@ -43,6 +46,7 @@ class _Family(NamedTuple):
     read: Callable[[Checkpoint, Section], _Mel] | None = None
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
     knows_images: bool = False
+    words: Words | None = None
 
 
 class SoundPrompts:
@@ -65,10 +69,13 @@ class SoundPrompts:
         token_text: returns a token's text. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
-        self.marker = first_positive(config, _MARKERS)
-        """The token that stands for a sound before it is written out."""
-        self._limit, self._token_text = limits["audio"], token_text
         family = _FAMILIES[checkpoint.architecture]
+        self.words = {} if family.words is None else {family.words.text: "audio"}
+        """The text that stands for a sound in texts, where it is no token."""
+        tokens = [first_positive(config, _MARKERS)] * 2 if family.words is None else family.words.ids(encode)
+        self.marker, self._token = tokens
+        """The token that stands for a sound before it is written out, and that for each vector behind it."""
+        self._limit, self._token_text = limits["audio"], token_text
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
@@ -120,11 +127,8 @@ class SoundPrompts:
             places.append(len(written))
             if token_id == self.marker:
                 written += self._joined(written, self._around.before)
-                made = self._sound(next(waiting), len(written), has_images=bool(others))
-                media += made
-                count = sum(each.num_embeddings for each in made)
-                end = self._around.end
-                written += [*[token_id] * (count - len(end)), *end, *self._around.behind]
+                made = self._sound(next(waiting), has_images=bool(others))
+                media += self._around.write(written, self._token, made)
             else:
                 written += self._joined(written, [token_id]) if is_behind else [token_id]
             is_behind = token_id == self.marker
@@ -136,8 +140,8 @@ class SoundPrompts:
     def _joined(self, written: list[int], tokens: list[int]) -> list[int]:
         return self._lines.behind(written, tokens) if self._around.behind else tokens
 
-    def _sound(self, value: Any, offset: int, *, has_images: bool) -> list[MediaInput]:
-        """Return the inputs of the encoder for a sound that begins at `offset` of the prompt. Raises InvalidRequest."""
+    def _sound(self, value: Any, *, has_images: bool) -> list[MediaInput]:
+        """Return the inputs of the encoder for a sound. Raises InvalidRequest."""
         settings = self._log_mel
         samples = read_sound(value, settings.sampling_rate, FIELD, self.most_s)
         made = []
@@ -152,8 +156,7 @@ class SoundPrompts:
             if self._knows_images:
                 arrays = {**each.arrays, "has_images": _number(has_images)}
                 each = msgspec.structs.replace(each, arrays=arrays, digest=digest_of(arrays))
-            made.append(msgspec.structs.replace(each, spans=((offset, each.num_embeddings),)))
-            offset += each.num_embeddings
+            made.append(each)
         return made
 
 
@@ -351,14 +354,12 @@ _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
 _GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0)
+_NEMOTRON: Final = _Family(parakeet_pieces, parakeet_window, read=ParakeetMel.of, around=nemotron_around)
 _PHI4: Final = _Family(phi4_sound, most_s=MOST_S, read=Phi4Mel.of, knows_images=True)
 _FAMILIES: Final = {
     PHI4: _PHI4,
     RELEASED: _PHI4,
-    **dict.fromkeys(
-        NEMOTRON_OMNI,
-        _Family(parakeet_pieces, parakeet_window, read=ParakeetMel.of, around=nemotron_around),
-    ),
+    **dict.fromkeys(NEMOTRON_OMNI, _NEMOTRON),
     "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
     "FunAsrNanoForConditionalGeneration": _Family(stacked_sound, most_s=120.0, read=StackedMel.of),
     "Gemma3nForConditionalGeneration": _Family(
@@ -382,6 +383,7 @@ _FAMILIES: Final = {
     "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
+    MINICPM_O: _Family(minicpm_windows, minicpm_window, around=minicpm_around, words=WORDS),
     "MusicFlamingoForConditionalGeneration": _Family(
         _separate_windows(_num_paired, is_numbered=True),
         _paired_window,
