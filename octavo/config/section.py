@@ -26,7 +26,13 @@ COUNTS: Final[Mapping[builtins.str, builtins.int]] = {
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 1 << 13),
     "hc_sinkhorn_iters": 1 << 10,
-    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 1 << 13),
+    **dict.fromkeys(
+        (
+            *("num_attention_heads", "num_key_value_heads", "linear_num_value_heads", "linear_num_key_heads"),
+            *("n_heads", "n_kv_heads", "head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"),
+        ),
+        1 << 13,
+    ),
     **dict.fromkeys(("num_labels", "mm_tokens_per_image", "image_seq_length"), 1 << 16),
 }
 """The most there may be of what is made, or done, one by one: more would take minutes before weights are looked at."""

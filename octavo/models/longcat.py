@@ -148,10 +148,10 @@ class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):
             raise c.error("emb_neighbor_num", "at least 2")
         if (longest - 1) * splits > _MOST_TABLES or config.hidden_size % ((longest - 1) * splits):
             raise c.error("emb_split_num", f"tables of n-grams, at most {_MOST_TABLES}, that share hidden_size evenly")
-        base, stop = int(c.positive_float("ngram_vocab_size_ratio") * vocab), c.int("eos_token_id")
-        if base * vocab >= 1 << 62 or vocab > MOST_TOKENS:
+        num_rows, stop = c.positive_float("ngram_vocab_size_ratio") * vocab, c.int("eos_token_id")
+        if num_rows * vocab >= 1 << 62 or vocab > MOST_TOKENS:
             raise c.error("ngram_vocab_size_ratio", f"a table whose rows times vocab_size, {vocab}, can be counted")
-        return NgramConfig(**vars(config), ngrams=SplitNgrams(longest, splits, base, vocab, stop))
+        return NgramConfig(**vars(config), ngrams=SplitNgrams(longest, splits, int(num_rows), vocab, stop))
 
     def make_half(self, c: LatentConfig, mesh: Mesh, index: int) -> Half:
         made = super().make_half(c, mesh, index)

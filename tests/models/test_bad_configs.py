@@ -19,9 +19,10 @@ from tests.fakes.checkpoints import edit_config, edit_tensors, family_config, ma
 from tests.fakes.families import FAMILIES
 
 BAD: dict[str, list[Any]] = {
-    "num_attention_heads": [0, "4"],
+    "num_attention_heads": [0, "4", 10**7],
     "num_key_value_heads": [-1],
     "head_dim": [7],
+    "v_head_dim": [10**7],
     "hidden_size": [0, "big"],
     "num_hidden_layers": [0, 1.5, 1100],
     "num_layers": [0, 1100],

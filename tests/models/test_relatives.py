@@ -312,6 +312,15 @@ def test_joined_weights_with_scales_of_their_groups_are_refused(tmp_path: Path) 
 
 
 @pytest.mark.long
+def test_tables_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
+    path, _ = longcat_lite(tmp_path)
+    edit_config(path, ngram_vocab_size_ratio=1e308)
+    checkpoint = Checkpoint.open(path)
+    with pytest.raises(CheckpointError, match="ngram_vocab_size_ratio is 1e.308, expected a table"):
+        resolve_model(checkpoint).read(checkpoint)
+
+
+@pytest.mark.long
 def test_other_differences_of_layers_are_refused(tmp_path: Path) -> None:
     path, _ = puzzle(tmp_path)
     blocks = json.loads((path / "config.json").read_text())["block_configs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -31,6 +31,9 @@ from octavo.server.usage import TokenCounts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+
+_MOST_CHARS_BEFORE: Final = 1 << 14
+"""Most of a text before a sound that is tokenised: the model reads its last few hundred tokens."""
 
 
 class DurationUsage(Struct, frozen=True):
@@ -278,7 +281,8 @@ def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTo
     asked, settings = heard.asked, log_mel(llm.config.model.path)
 
     def written(text: str | None) -> list[int]:
-        found = llm.tokenizer.encode(f" {text.strip()}", add_special_tokens=False) if text else []
+        last = (text or "").strip()[-_MOST_CHARS_BEFORE:]
+        found = llm.tokenizer.encode(f" {last}", add_special_tokens=False) if text else []
         return [each for each in found if each < speech.end]
 
     return Transcriber(

@@ -189,3 +189,20 @@ def test_other_bodies_and_pages_of_other_origins_are_refused(hearing: Served) ->
 def test_a_model_of_text_hears_nothing(server: Served) -> None:
     answer = httpx2.post(f"{server.url}/v1/audio/transcriptions", files={"file": ("a.wav", wav(0.1))})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+def test_of_a_long_text_before_a_sound_the_end_alone_is_tokenised(
+    hearing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, lengths = hearing.llm.tokenizer, list[int]()
+    encode = tokenizer.encode
+
+    def counting(text: str, **options: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    client_of(hearing.url).transcriptions.create(
+        model="letters", file=("a.wav", wav(0.5)), prompt="H" * 500_000, temperature=0.5
+    )
+    assert 0 < max(lengths) < 20_000
