@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.embedding_size import embedding_size
 from octavo.core.outputs import RequestOutput
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import ConfigError
@@ -271,3 +273,9 @@ def test_models_that_read_the_tokens_of_a_prompt_take_none(tmp_path: Path) -> No
         opened(make_vision_checkpoint("mllama", tmp_path / "mllama"))
     with pytest.raises(ConfigError, match="DeepseekV4ForCausalLM chooses experts by the tokens of a prompt"):
         opened(written("deepseek_v4", tmp_path / "deepseek_v4"))
+    of_ngrams: list[dict[str, Any]] = [{"emb_neighbor_num": 3}, {"ple_layer_ids": [1]}]
+    for config in of_ngrams:
+        with pytest.raises(ConfigError, match="Model reads n-grams of the tokens of a prompt; leave it out"):
+            embedding_size(Checkpoint(tmp_path, {"architectures": ["Model"], "hidden_size": 8, **config}), None)
+    plain = Checkpoint(tmp_path, {"architectures": ["Model"], "hidden_size": 8, "ple_layer_ids": []})
+    assert embedding_size(plain, None) == 8
