@@ -19,6 +19,7 @@ from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
 from octavo.config.released_retrieval import RETRIEVERS, retrieval_layout
 from octavo.config.section import Section
 from octavo.config.task_adapters import JINA5, jina5_layout
+from octavo.errors import UnsupportedModel
 
 _QWEN2: Final[Mapping[str, Any]] = {
     "hidden_size": 896,
@@ -35,6 +36,7 @@ _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
 _NEMOTRON: Final = (*NEMOTRON_OMNI, NEMOTRON_V2)
 """Architectures of Nemotron that read images, whose text models are in `llm_config`."""
+_ULTRAVOX: Final = "UltravoxModel"
 _LABELS: Final = "ForSequenceClassification"
 _OF_CODE: Final = frozenset({"architectures", "auto_map", "projector_config", "vision_config"})
 
@@ -58,6 +60,8 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return in_todays_layout({**config, "architectures": [first.removesuffix(_LABELS) + ending]}, where)
     if only in RETRIEVERS:
         return retrieval_layout(config, where)
+    if only == _ULTRAVOX and config.get("text_model_id"):
+        raise _without_text_model(Section(config, where))
     if only == JINA5:
         return jina5_layout(config)
     if only == _INTERN_S2:
@@ -85,6 +89,16 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if only in ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM") and "language_config" in config:
         return _deepseek_ocr(config, where, is_second=only == "DeepseekOCR2ForCausalLM")
     return config
+
+
+def _without_text_model(config: Section) -> UnsupportedModel:
+    """Return the refusal of Ultravox, whose releases have the weights of an encoder and of a projector alone."""
+    text = config.str("text_model_id")
+    return UnsupportedModel(
+        f"{config.where}: {_ULTRAVOX} is an encoder of sounds for {text}, whose weights are in that repository, and "
+        f"octavo does not join the two; serve {text} for texts, and for sounds a model with all its weights, "
+        "such as mistralai/Voxtral-Mini-3B-2507 or openbmb/MiniCPM-o-2_6"
+    )
 
 
 def _deepseek_ocr(config: Mapping[str, Any], where: str, *, is_second: bool) -> Mapping[str, Any]:
