@@ -28,7 +28,7 @@ DUAL: Final = ("CLIPModel", "SiglipModel")
 READ_IMAGES: Final = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Ernie4_5_VLMoe", "Exaone4_5_", "Gemma3"),
+        *("Aria", "AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Ernie4_5_VLMoe", "Exaone4_5_", "Gemma3"),
         *("Gemma3n", "Gemma4", "Gemma4Unified"),
         *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
         *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3"),
@@ -54,6 +54,9 @@ READ_IMAGES: Final = frozenset(
 }
 """Architectures whose images are read, with transformers."""
 GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
+ARIA: Final = "AriaForConditionalGeneration"
+_QUERIES: Final[Mapping[Any, Any]] = {1225: 128, 4900: 256}
+"""How many vectors Aria makes of so many patches, unless its config says so."""
 WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
 """Architectures in which all tokens of a prompt attend to each other."""
 
@@ -173,6 +176,8 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
             _check_patches(found, checkpoint.stored)
             if checkpoint.architecture == "MllamaForConditionalGeneration":
                 _check_tiles(found, checkpoint.stored)
+            if checkpoint.architecture == ARIA:
+                num_queries(checkpoint.stored, found.positive("max_image_size", 980))
             own |= _merged_patch(checkpoint) | _joined_patch(found, checkpoint)
             return _checked({**found.values, **own}, found.where, _fixed_side(checkpoint))
     if checkpoint.architecture in INTERN - {QIANFAN}:
@@ -230,6 +235,17 @@ def _check_tiles(settings: Section, config: Section) -> None:
     known = [[width, height] for width in range(1, most + 1) for height in range(1, most // width + 1)]
     if shapes is not None and shapes != known:
         raise vision.error("supported_aspect_ratios", f"{len(known)} pairs, those of up to {most} tiles in order")
+
+
+def num_queries(config: Section, side: int) -> int:
+    """Return how many vectors Aria makes of an image with a side of so many pixels. Raises CheckpointError."""
+    key = "projector_patch_to_query_dict"
+    num_patches = (side // config.part("vision_config").positive("patch_size", 14)) ** 2
+    stated = _QUERIES if config.values.get(key) is None else config.part(key).values
+    found = {str(name): each for name, each in stated.items()}.get(str(num_patches))
+    if type(found) is not int or found < 1:
+        raise config.error(key, f"a number of queries for {num_patches:,} patches")
+    return found
 
 
 def _pinpoints(section: Section) -> list[Any]:

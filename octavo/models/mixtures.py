@@ -32,6 +32,29 @@ def _clamped(c: Checkpoint) -> Mixture:
     return replace(made, activation="clamped_swiglu", numbers=numbers)
 
 
+def _beside_shared(c: Checkpoint) -> Mixture:
+    c.expect("mlp_bias", False, default=False)
+    stacks, width = ("fc1.weight", "fc2.weight"), c.positive("intermediate_size")
+    return Mixture(
+        experts=c.positive("moe_num_experts", 8),
+        width=width,
+        rule=RouterRule(c.positive("moe_topk", 2), is_normalized=True),
+        stored=StoredExperts(is_stacked=True, is_transposed=True, stacks=stacks),
+        shared_width=width * c.positive("moe_num_shared_experts", 2),
+    )
+
+
+class AriaTextForCausalLM(GatedDecoder):
+    """Aria's text model: Llama with a mixture in every layer, beside experts that all tokens take.
+
+    Source: https://arxiv.org/abs/2410.05993.
+    """
+
+    READER = "aria_encoder", "AriaReader"
+    RENAMED = {"gate": "router"}
+    FIELDS = fields(mixture=Read(_beside_shared), head_dim=HEAD_DIM, bias=BIAS)
+
+
 class GptOssForCausalLM(GatedDecoder):
     """gpt-oss: attention with sinks, a window in every other layer, and experts with biases and clamped gates.
 

@@ -34,6 +34,7 @@ _TEXT_ALONE: Final = frozenset(
 AROUND_A_TEXT_MODEL: Final = READ_IMAGES | READ_SOUND | _TEXT_ALONE
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TYPE: Final = {
+    "aria": "ariatext",
     "Keye": "qwen3",
     "KeyeVL1_5": "qwen3",
     "deepseek_ocr2": "deepseek",
@@ -137,7 +138,7 @@ _FILES: Final = {
     "minimax": ("MiniMax", "MiniMaxM1", "MiniMaxText01"),
     "minimax_m3": ("MiniMaxM3Sparse", "MiniMaxM3VL"),
     "mixtures": (
-        *("Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe"),
+        *("AriaText", "Deepseek", "FlexOlmo", "Flint", "GptOss", "HunYuanMoEV1", "Mellum", "Mixtral", "Olmoe"),
         *("OpenAIPrivacyFilter", "PhiMoE", "Phimoe", "Qwen2Moe", "Qwen3Moe"),
     ),
     "modernbert_decoder": ("ModernBertDecoder",),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from octavo.config.images import ARIA, num_queries
 from octavo.config.released_ernie import ERNIE_VL
 from octavo.config.released_intern import INTERN
 from octavo.config.released_kimi import KIMI
@@ -41,6 +42,11 @@ def _llava(context: Context, token: int, arrays: Arrays) -> list[int]:
     height, width = arrays["pixel_values"].shape[-2:]
     with_class = context.config.values.get("vision_feature_select_strategy", "default") == "full"
     return [token] * ((height // patch) * (width // patch) + with_class)
+
+
+def _aria(context: Context, token: int, arrays: Arrays) -> list[int]:
+    pixels = arrays["pixel_values"]
+    return [token] * (len(pixels) * num_queries(context.config, int(pixels.shape[-1])))
 
 
 def _janus(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -261,6 +267,7 @@ _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 
 _ONE: Final = Family(lambda context, token, arrays: [token], is_alone=True)
 FAMILIES: Final[Mapping[str, Family]] = {
+    ARIA: Family(_aria, ("pixel_values", "pixel_mask")),
     "AyaVisionForConditionalGeneration": Family(aya_prompt, word="<image>"),
     "Cohere2VisionForConditionalGeneration": Family(cohere2_prompt),
     "DeepseekOCRForCausalLM": Family(_deepseek_ocr, (*_LOCAL, "patches_grid")),

@@ -307,6 +307,9 @@ SPARSE_FAMILIES = {
         moe_intermediate_size=24,
         moe_shared_expert_intermediate_size=40,
     ),
+    "aria_text": of(
+        "AriaText", num_key_value_heads=2, moe_num_experts=6, moe_topk=2, moe_num_shared_experts=2, intermediate_size=24
+    ),
     "olmoe": of("Olmoe", num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, intermediate_size=24),
     "qwen2_moe": of(
         "Qwen2Moe",

@@ -35,6 +35,18 @@ def _llava() -> tuple[Any, Any]:
     return config, tf.CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SIDE)
 
 
+def _aria() -> tuple[Any, Any]:
+    experts = {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}
+    tower = {**TOWER, "model_type": "idefics3_vision", "image_size": 490, "patch_size": 70}
+    config = tf.AriaConfig(
+        text_config=tf.AriaTextConfig(**TEXT, **experts),
+        vision_config=tower,
+        projector_patch_to_query_dict={49: 4},
+        image_token_index=IMAGE,
+    )
+    return config, tf.AriaImageProcessorPil(max_image_size=490, min_image_size=140)
+
+
 def _siglip() -> Any:
     return tf.SiglipVisionConfig(**TOWER, vision_use_head=False)
 
@@ -434,6 +446,7 @@ def _cohere2_vision() -> tuple[Any, Any]:
 
 FAMILIES = {
     **OCR_FAMILIES,
+    "aria": (_aria, "AriaForConditionalGeneration"),
     "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
     "exaone4_5": (_exaone4_5, "Exaone4_5_ForConditionalGeneration"),
     "hyperclovax_vision": (_hyperclovax_vision, "HyperCLOVAXVisionV2ForConditionalGeneration"),

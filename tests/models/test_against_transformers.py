@@ -232,6 +232,7 @@ VARIANTS |= {
     )
 }
 VARIANTS |= {
+    "aria_text": ("aria_text", {}),
     "cohere with norms and biases": ("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
     "cohere2 by pattern": ("cohere2", {"layer_types": None, "num_hidden_layers": 4, "tie_word_embeddings": False}),
     "deepseek_v2 with groups and two shared experts": (

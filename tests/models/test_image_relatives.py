@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import released_ovis
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.images import image_settings, num_queries
 from octavo.config.section import Section
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
@@ -296,6 +296,17 @@ def test_minicpm_v_resamples_slices(version: str, family: str, tmp_path: Path) -
     assert bits(generate(path, prompts, max_num_batched_tokens=5)) == bits(whole)
     assert whole[0].prompt_token_ids is not None
     assert whole[0].prompt_token_ids.count(VIDEO) == 12
+
+
+def test_sizes_of_images_that_aria_has_no_queries_for_are_refused() -> None:
+    config = Section({"vision_config": {"patch_size": 14}}, "config.json")
+    assert [num_queries(config, side) for side in (490, 980)] == [128, 256]
+    stated = Section(
+        {"vision_config": {"patch_size": 14}, "projector_patch_to_query_dict": {"1225": 64}}, "config.json"
+    )
+    assert num_queries(stated, 490) == 64
+    with pytest.raises(CheckpointError, match="expected a number of queries for 4,900 patches"):
+        num_queries(stated, 980)
 
 
 def make_ovis(path: Path) -> Path:

@@ -58,6 +58,7 @@ FAMILIES |= {family: (family, {}) for family in PLAIN}
 PLAIN_MIXTURES = (
     *(
         "afmoe",
+        "aria_text",
         "axk1",
         "axk2",
         "bailing_hybrid",
