@@ -1,7 +1,8 @@
 """Starts modules in forks of a process that has imported torch, which takes longer than what most tests ask of them.
 
 The fork becomes a child of the process that asked for it. It has its environment, working directory, stdout and stderr,
-and runs the module from its first line, as `octavo.core.processes.spawn` does.
+and runs the module from its first line, as `octavo.core.processes.spawn` does. All forks have one seed of hashes: that
+ranks agree where the order of a set differs is seen by tests that are marked `cold` alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _SET_CHILD_SUBREAPER = 36
 """The option of Linux's prctl by which orphans become children of the calling process."""
 _IMPORT_TORCH = ("octavo.engine.core_process", "octavo.executor.rank_process")
 _FIRST_FREE = 300
-"""Descriptors from here on are expected to be free."""
+"""Descriptors from here on, and behind those that are asked for, are expected to be free."""
+_ANSWER_S = 60.0
+"""How long a fork may take."""
 _MESSAGE_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 30
 
@@ -65,12 +68,18 @@ class WarmProcesses:
             try:
                 socket.send_fds(control, [json.dumps(wanted).encode()], numbers)
                 pid = int(control.recv(100))
+            except (OSError, ValueError):  # an answer that comes later would be taken for that to the next request
+                self._control = None
+                ours.close()
+                control.close()
+                raise
             finally:
                 _adopt_orphans(False)
         return ours, _Adopted(pid, words)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.settimeout(_ANSWER_S)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         with theirs:
             self._source = subprocess.Popen(
@@ -117,15 +126,21 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return json.loads(text), descriptors
 
 
+def renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give each descriptor its number, whatever the others have now."""
+    first = max(_FIRST_FREE, *numbers) + 1
+    free = [fcntl.fcntl(each, fcntl.F_DUPFD, first) for each in descriptors]
+    for each in descriptors:
+        os.close(each)
+    for number, each in zip(numbers, free, strict=True):
+        os.dup2(each, number)
+        os.close(each)
+
+
 def _become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     """Give this process the descriptors, environment and folder that were asked for, and run the module."""
     os.setpgid(0, 0)
-    free = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
-    for each in descriptors:
-        os.close(each)
-    for number, each in zip(wanted["numbers"], free, strict=True):
-        os.dup2(each, number)
-        os.close(each)
+    renumber(descriptors, wanted["numbers"])
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["folder"])
