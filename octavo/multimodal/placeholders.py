@@ -14,7 +14,7 @@ _MOST_LINES: Final = 31
 
 
 class Words(NamedTuple):
-    """What stands for an input in texts, and the texts of the tokens that stand for it and for each vector of it."""
+    """What stands for a sound in texts, and the texts of the tokens that stand for it and for each vector of it."""
 
     text: str
     marker: str
@@ -22,11 +22,14 @@ class Words(NamedTuple):
 
     def ids(self, encode: Callable[[str], list[int]]) -> list[int]:
         """Return both tokens. Raises CheckpointError where a tokenizer lacks one."""
-        found = []
-        for word in (self.marker, self.vector):
-            if len(ids := encode(word)) != 1:
-                raise CheckpointError(f"the tokenizer has no token {word}, which stands for inputs of this model")
-            found += ids
+        found: list[int] = []
+        for word in (self.vector, self.marker):
+            if len(ids := encode(word)) != 1 or ids[0] in found:  # what a tokenizer does not know may be one token
+                raise CheckpointError(
+                    f"the tokenizer has no token {word}, which stands for sounds of this model; download its files "
+                    "again, or set limit_mm_per_prompt audio=0"
+                )
+            found = [*ids, *found]
         return found
 
 

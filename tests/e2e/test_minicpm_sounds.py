@@ -21,7 +21,7 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
-from octavo.multimodal.minicpm_sounds import minicpm_window
+from octavo.multimodal.minicpm_sounds import WORDS, minicpm_window
 from octavo.multimodal.sound_prompts import SoundPrompts
 from octavo.ops.registry import bind
 from tests.e2e.test_images import PARAMS, bits, generate
@@ -172,6 +172,19 @@ def test_a_sound_of_a_message_and_one_that_is_too_short(path: Path) -> None:
         assert sum(1 for each in chatted.prompt_token_ids if each == chatted.prompt_token_ids[0]) == 4
         (refused,) = llm.generate([{"prompt": MARK, "multi_modal_data": {"audio": (tone(0.05), RATE)}}], PARAMS)
         assert "lasts 0.050 s, expected at least 0.1 s" in str(refused.error)
+
+
+def test_a_tokenizer_without_marks_is_refused_where_sounds_are_read(tmp_path: Path) -> None:
+    path = make_minicpm_o(tmp_path)
+    text = (path / "tokenizer.json").read_text()
+    (path / "tokenizer.json").write_text(text.replace("<|audio_start|>", "<|begin audio|>"))
+    encode = {"<unk>": [3]}
+    with pytest.raises(CheckpointError, match=r"no token <\|audio_start\|>, .* set limit_mm_per_prompt audio=0"):
+        WORDS.ids(lambda word: encode.get(word, [9, 9]))
+    with pytest.raises(CheckpointError, match="no token"):
+        generate(path, PROMPTS[2:])
+    (text_alone,) = generate(path, PROMPTS[2:], limit_mm_per_prompt={"audio": 0})
+    assert text_alone.error is None
 
 
 @pytest.mark.long
