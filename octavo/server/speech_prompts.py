@@ -117,10 +117,7 @@ def _moonshine(tools: InputProcessor, asked: Asked) -> Prompt:
 def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
     """The language, by default English, stands among the tokens before the text, which has punctuation."""
     _refuse_prompt(asked.form)
-    language = (asked.form.language or "en").lower()
-    if language not in _COHERE_LANGUAGES:
-        known = ", ".join(_COHERE_LANGUAGES)
-        raise InvalidRequest(f"language is {asked.form.language!r}, expected one of {known}", field="language")
+    language = _named_language(asked.form.language or "en", known=_COHERE_LANGUAGES)
     marks = (*_COHERE_MARKS[:4], *[f"<|{language}|>"] * 2, *_COHERE_MARKS[4:])
     token_ids = [tools.tokenizer.token_id(each) or 0 for each in marks]
     return Prompt(token_ids=token_ids, multi_modal_data={"audio": asked.sound})
@@ -130,16 +127,12 @@ def _fun_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     """The words of Fun-ASR's own code: terms to expect, then the task with the language of the text."""
     if asked.form.prompt:
         raise no_text_before("prompt")
-    language, words = asked.form.language, asked.form.hotwords or ""
-    name = "" if language is None else _FUN_ASR_LANGUAGES.get(language.lower())
-    if name is None:
-        known = ", ".join(sorted(_FUN_ASR_LANGUAGES))
-        raise InvalidRequest(f"language is {language!r}, expected one of {known}", field="language")
+    words, name = asked.form.hotwords or "", _named_language(asked.form.language, known=_FUN_ASR_LANGUAGES)
     if "<|" in words:
         raise InvalidRequest("hotwords has <|, with which special tokens begin; leave it out", field="hotwords")
     assert tools.media.sounds is not None, "a model without sounds has no style"
     sound = tools.tokenizer.token_text(tools.media.sounds.marker)
-    task = f"{_FUN_ASR_TERMS.format(words) if words else ''}语音转写{name and f'成{name}'}：{sound}"
+    task = f"{_FUN_ASR_TERMS.format(words) if words else ''}语音转写{f'成{name}' if name else ''}：{sound}"
     return Prompt(text=_CHATML.format(task), multi_modal_data={"audio": [asked.sound]})
 
 
@@ -173,11 +166,12 @@ def _target(form: TranscriptionRequest) -> str:
     return _named_language(form.to_language, "to_language") or "English"
 
 
-def _named_language(given: str | None, field: str = "language") -> str | None:
-    """Return the name of a language by its code. Raises InvalidRequest about `field`."""
-    language = None if given is None else _LANGUAGES.get(given.lower())
+def _named_language(given: str | None, field: str = "language", known: Mapping[str, str] | None = None) -> str | None:
+    """Return the name of a language by its code, by default that of Qwen. Raises InvalidRequest about `field`."""
+    names = _LANGUAGES if known is None else known
+    language = None if given is None else names.get(given.lower())
     if given is not None and language is None:
-        raise InvalidRequest(f"{field} is {given!r}, expected one of {', '.join(sorted(_LANGUAGES))}", field=field)
+        raise InvalidRequest(f"{field} is {given!r}, expected one of {', '.join(sorted(names))}", field=field)
     return language
 
 
@@ -217,7 +211,9 @@ _FUN_ASR_TERMS: Final = (
     "请结合上下文信息，更加准确地完成语音转写任务。如果没有相关信息，我们会留空。"
     "\n\n\n**上下文信息：**\n\n\n热词列表：[{}]\n"
 )
-_COHERE_LANGUAGES: Final = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+_COHERE_LANGUAGES: Final = {
+    each: each for each in ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+}
 _COHERE_MARKS: Final = (
     *("\u2581", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>"),
     *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
