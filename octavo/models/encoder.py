@@ -41,12 +41,16 @@ class Held(Layer):
         return (replace(slot, name=slot.name.removeprefix(".")) for slot in super().tensor_slots(path))
 
 
-PARAKEET: Final = (
-    "ParakeetEncoderAttention",
-    "ParakeetEncoderConvolutionModule",
-    "ParakeetEncoderSubsamplingConv2D",
+_OF_PRODUCTS: Final = (
+    *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
+    *("FunAsrNanoAttention", "FunAsrNanoFSMN"),
+    *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
+    *("Gemma4AudioAttention", "Gemma4AudioCausalConv1d", "Gemma4AudioSubSampleConvProjection"),
+    *("ParakeetEncoderAttention", "ParakeetEncoderConvolutionModule", "ParakeetEncoderSubsamplingConv2D"),
+    *("Phi4MultimodalAudioAttention", "Phi4MultimodalAudioConvModule", "Phi4MultimodalAudioNemoConvSubsampling"),
 )
-"""Classes with products in batches or convolutions, whose bits depend on torch's threads."""
+"""Classes with products in batches or convolutions of one frame, whose bits depend on torch's threads; the linear
+layers in them have octavo's."""
 
 
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
@@ -128,6 +132,13 @@ def in_one_thread(forward: Callable[..., Any]) -> Callable[..., Any]:
             torch.set_num_threads(num_threads)
 
     return call
+
+
+def keep_in_one_thread(encoder: nn.Module) -> None:
+    """Let the modules whose bits depend on torch's threads compute in one."""
+    for module in encoder.modules():
+        if type(module).__name__ in _OF_PRODUCTS:
+            module.forward = in_one_thread(module.forward)
 
 
 def layers_up_to(config: Any, layer: int) -> int:

@@ -14,18 +14,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
-from octavo.models.encoder import PARAKEET, in_one_thread
+from octavo.models.encoder import keep_in_one_thread
 from octavo.models.vision import ImageReader
 
-_OF_PRODUCTS: Final = (
-    *("Blip2QFormerMultiHeadAttention", "GraniteSpeechConformerAttention", "GraniteSpeechConformerConvModule"),
-    *("FunAsrNanoAttention", "FunAsrNanoFSMN", *PARAKEET),
-    *("Gemma3nAudioAttention", "Gemma3nAudioConformerLightConv1d", "Gemma3nAudioSubSampleConvProjection"),
-    *("Gemma4AudioAttention", "Gemma4AudioCausalConv1d", "Gemma4AudioSubSampleConvProjection"),
-    *("Phi4MultimodalAudioAttention", "Phi4MultimodalAudioConvModule", "Phi4MultimodalAudioNemoConvSubsampling"),
-)
-"""Classes with products in batches or convolutions of one frame, whose bits depend on torch's threads; the linear
-layers in them have octavo's."""
 _OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_{place}" for place in (1, 2)}
 """Of modules, in the layout in which Qwen3-ASR was released, by their names in transformers'."""
 
@@ -49,9 +40,8 @@ class SoundReader(ImageReader):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, *arguments: Any, **named: Any) -> None:
         super().__init__(c, mesh, *arguments, **named)
-        for module in self.encoder.modules() if self.is_first else ():
-            if type(module).__name__ in _OF_PRODUCTS:
-                module.forward = in_one_thread(module.forward)
+        if self.is_first:
+            keep_in_one_thread(self.encoder)
 
     def own_name(self, name: str) -> str:
         name = super().own_name(name.removeprefix("thinker."))

@@ -31,7 +31,7 @@ from octavo.layers.picked import Pick, PickedLinear
 from octavo.models.blocks import GatedLayer, PlainMLP, RotaryAttention, stream_norm
 from octavo.models.config import DecoderConfig, even_share
 from octavo.models.decoder import DecoderStack
-from octavo.models.encoder import PARAKEET, held_layers, in_one_thread, library_config, library_module
+from octavo.models.encoder import held_layers, in_one_thread, keep_in_one_thread, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
 from octavo.models.fallback.swap import swap_encoder
 from octavo.models.ropes import read_rope
@@ -282,9 +282,7 @@ class CohereAsrForConditionalGeneration(WhisperForConditionalGeneration):
     def __init__(self, c: CohereAsrConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         self.encoder_proj = ColumnLinear(c.library.hidden_size, c.hidden_size, Mesh.single(), bias=True)
-        for module in self.encoder.modules():
-            if type(module).__name__ in PARAKEET:
-                module.forward = in_one_thread(module.forward)
+        keep_in_one_thread(self.encoder)
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of one sound, whose `input_values` are [samples]."""

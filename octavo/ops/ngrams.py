@@ -6,13 +6,13 @@ x of `n` streams is [tokens, n · dim]. Source: Qwen's releases.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.recurrent import TokenRows, convolution_examples
+from octavo.ops.recurrent import TokenRows, convolution_examples, state_rows
 from octavo.ops.registry import Operator
 from octavo.ops.streams import PIECE, in_pieces
 
@@ -29,7 +29,7 @@ def previous_tokens(ids: Tensor, count: int, stop: int, states: Tensor, metadata
     next token, the last one first, as differences from `stop`.
     """
     found = ids.new_empty(len(ids), count)
-    for row in _rows(states, metadata):
+    for row in state_rows(states, metadata):
         # oldest first; each window is what stands before a token, the last one what stands before the next
         windows = torch.cat((row.state.long().flip(0) + stop, ids[row.tokens])).unfold(0, count, 1).flip(1)
         windows = torch.where((windows == stop).cumsum(1) > 0, stop, windows)
@@ -46,7 +46,7 @@ def dilated_convolution(x: Tensor, weight: Tensor, dilation: int, states: Tensor
     oldest first.
     """
     out, taps = torch.empty_like(x), weight.float()
-    for row in _rows(states, metadata):
+    for row in state_rows(states, metadata):
         inputs = torch.cat((row.state.view(-1, x.shape[1]), x[row.tokens].float()))
         count = len(inputs) - (len(taps) - 1) * dilation
         total = inputs[:count] * taps[0]
@@ -56,30 +56,6 @@ def dilated_convolution(x: Tensor, weight: Tensor, dilation: int, states: Tensor
         for token, block in row.kept:
             states[block] = inputs[token + 1 : token + 1 + (len(taps) - 1) * dilation].flatten()
     return out
-
-
-class _Row(NamedTuple):
-    tokens: slice
-    """Those of the step."""
-    state: Tensor
-    """What it starts from."""
-    kept: list[tuple[int, int]]
-    """The tokens, counted from the first of the row, after which the state is kept, and the blocks where."""
-
-
-def _rows(states: Tensor, metadata: TokenRows) -> Iterator[_Row]:
-    if states.is_meta:
-        return
-    assert not metadata.num_guesses, "rows with guesses come in turns (layers/turns.py)"
-    size, first = metadata.block_size, 0
-    tables, slots = metadata.block_tables.tolist(), metadata.slot_mapping.tolist()
-    for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):
-        start = length - count
-        state = states[table[(start - 1) // size]] if start else torch.zeros_like(states[0])
-        ends = [each for each in range(count) if each + 1 == count or (start + each + 1) % size == 0]
-        blocks = [(each, slots[first + each] // size) for each in ends]
-        yield _Row(slice(first, first + count), state, [each for each in blocks if each[1]])
-        first += count
 
 
 @in_pieces(3)

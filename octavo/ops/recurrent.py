@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -239,22 +239,41 @@ def gated_rms_norm(
     return (normed if is_gate_first else normed * factor).to(x.dtype)
 
 
-def _advance_rows(states: Tensor, metadata: TokenRows, advance: Callable[[int, Tensor], Tensor]) -> None:
-    """Go through the tokens of each row with `advance(token, state)`, which returns the state after the token."""
+class StateRow(NamedTuple):
+    """A sequence of a step whose layers keep a state."""
+
+    tokens: slice
+    """Those of the step."""
+    state: Tensor
+    """What it starts from."""
+    kept: list[tuple[int, int]]
+    """The tokens, counted from the first of the row, after which the state is kept, and the blocks where."""
+
+
+def state_rows(states: Tensor, metadata: TokenRows) -> Iterator[StateRow]:
+    """Yield the rows of a step. states: [blocks, values]."""
     if states.is_meta:
         return
     assert not metadata.num_guesses, "rows with guesses come in turns (layers/turns.py)"
-    size, token = metadata.block_size, 0
+    size, first = metadata.block_size, 0
     tables, slots = metadata.block_tables.tolist(), metadata.slot_mapping.tolist()
     for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):
-        context = length - count
-        state = states[table[(context - 1) // size]] if context else torch.zeros_like(states[0])
-        for position in range(context, length):
-            state = advance(token, state)
-            block = slots[token] // size
-            if block and (position + 1 == length or (position + 1) % size == 0):
-                states[block] = state
-            token += 1
+        start = length - count
+        state = states[table[(start - 1) // size]] if start else torch.zeros_like(states[0])
+        ends = [each for each in range(count) if each + 1 == count or (start + each + 1) % size == 0]
+        blocks = [(each, slots[first + each] // size) for each in ends]
+        yield StateRow(slice(first, first + count), state, [each for each in blocks if each[1]])
+        first += count
+
+
+def _advance_rows(states: Tensor, metadata: TokenRows, advance: Callable[[int, Tensor], Tensor]) -> None:
+    """Go through the tokens of each row with `advance(token, state)`, which returns the state after the token."""
+    for row in state_rows(states, metadata):
+        state, kept = row.state, dict(row.kept)
+        for place in range(row.tokens.stop - row.tokens.start):
+            state = advance(row.tokens.start + place, state)
+            if place in kept:
+                states[kept[place]] = state
 
 
 def _of_length_one(x: Tensor) -> Tensor:
