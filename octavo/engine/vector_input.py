@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Writer = Callable[[str], Prompt]
 
 _SIDES: Final = ("query", "document")
+_PATHS: Final = {EMBED: "/v1/embeddings", CLASSIFY: "/classify"}
+"""Endpoints that return what a model is made for, by its task; that of the others is /pooling."""
 FOR_VECTORS: Final = SamplingParams(max_tokens=1, seed=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)
 """The sampling parameters of requests that draw nothing."""
 
@@ -98,7 +100,7 @@ class VectorInput:
                 code="unsupported_task",
             )
         if task is not None and task not in config.tasks:
-            found = "; POST /pooling and LLM.encode return it"
+            found = f"; POST {_PATHS.get(config.task, '/pooling')} and LLM.encode return it"
             found += ", POST /score and /rerank compare texts by it" if self.late is not None else ""
             raise InvalidRequest(
                 f"task is {task}, but the model is made for {' and '.join(config.tasks)}{found}"
