@@ -193,9 +193,7 @@ def test_scores_of_labels_for_each_token(tmp_path: Path, family: str) -> None:
             np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
         alone = [llm.encode(text, pooling_task="token_classify")[0].outputs.data for text in TEXTS]
         assert all((one == output.outputs.data).all() for one, output in zip(alone, together, strict=True))
-        with pytest.raises(
-            InvalidRequest, match="task is classify, but the model is made for token_classify; POST /pooling"
-        ):
+        with pytest.raises(InvalidRequest, match="task is classify, .* made for token_classify; POST /pooling"):
             llm.classify("w1")
 
 
