@@ -9,7 +9,7 @@ from octavo.config.section import Section
 
 QIANFAN: Final = "QianfanOCRForConditionalGeneration"
 """Whose weights have the names of such releases, and whose config is transformers'."""
-INTERN: Final = frozenset({"InternVLChatModel", QIANFAN, "SkyworkR1VChatModel"})
+INTERN: Final = frozenset({"H2OVLChatModel", "InternVLChatModel", QIANFAN, "SkyworkR1VChatModel"})
 """Architectures of such releases."""
 _MOST_TILES: Final = 12
 
@@ -25,6 +25,7 @@ def intern_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise section.error("vision_config" if text else "llm_config", "the sizes of that part of the model")
     section.expect("ps_version", "v2", default="v2")
     section.expect("select_layer", -1, default=-1)
+    section.expect("use_msac", False, default=False)  # H2OVL Mississippi 2B cuts single images in two ways
     section.expect("use_thumbnail", True, default=True)
     ratio = section.expect("downsample_ratio", 0.5, default=0.5)
     size, patch = (

@@ -66,14 +66,15 @@ def as_released(path: Path, own: Path, **values: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_release_computes_the_same_bits_as_in_transformers_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["InternVLChatModel", pytest.param("H2OVLChatModel", marks=pytest.mark.long)])
+def test_a_release_computes_the_same_bits_as_in_transformers_layout(architecture: str, tmp_path: Path) -> None:
     path = make_vision_checkpoint("internvl", tmp_path / "todays")
     settings = json.loads((path / "preprocessor_config.json").read_text())
     mean = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
     (path / "preprocessor_config.json").write_text(json.dumps({**settings, **mean}))
     prompt: Any = {"prompt": "w1 <image> w2", "multi_modal_data": {"image": image(0)}}
     found = []
-    for each in (path, as_released(path, tmp_path / "released")):
+    for each in (path, as_released(path, tmp_path / "released", architectures=[architecture])):
         with LLM(str(each), dtype="float32", num_gpu_blocks_override=64) as llm:
             (output,) = llm.generate([prompt], PARAMS)
         rows = [[each.logprob for each in row.values()] for row in output.outputs[0].logprobs or []]
@@ -96,6 +97,7 @@ def test_a_text_model_of_internlm_2_has_the_names_of_its_release(tmp_path: Path)
     ("changes", "error", "said"),
     [
         ({"ps_version": "v1"}, UnsupportedModel, 'ps_version is "v1", expected "v2"'),
+        ({"use_msac": True}, UnsupportedModel, "use_msac is true, expected false"),
         ({"select_layer": -4}, UnsupportedModel, "select_layer is -4, expected -1"),
         ({"force_image_size": 57}, CheckpointError, "force_image_size is 57, expected a multiple of two patches, 28"),
         ({"llm_config": None}, CheckpointError, "llm_config is null, expected the sizes"),
