@@ -51,6 +51,9 @@ def test_colbert_projects_the_states_of_any_encoder(
             want = normalized(hidden_of(model, output.prompt_token_ids) @ projection.T)
             np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
         assert llm.score("w1", ["w2 w3"])[0].outputs.score > 0
+    edit_tensors(tmp_path, **{f"{name}.weight": projection[:0]})
+    with pytest.raises(CheckpointError, match=r"linear.weight .*, expected \[128, 64\]"):
+        LLM(str(tmp_path))
     edit_tensors(tmp_path, remove=(f"{name}.weight",))
     with pytest.raises(CheckpointError, match=r"linear.weight is missing, expected \[128, 64\]"):
         LLM(str(tmp_path))

@@ -75,7 +75,8 @@ def _stored_layer(
     inputs = c.positive("hidden_size") if inputs is None else inputs
     for stored, tensor in c.tensors.items():
         module, _, kind = stored.rpartition(".")
-        if kind == "weight" and len(tensor.shape) == 2 and any(f".{module}".endswith(f".{name}") for name in names):
+        is_matrix = kind == "weight" and len(tensor.shape) == 2 and tensor.shape[0] > 0
+        if is_matrix and any(f".{module}".endswith(f".{name}") for name in names):
             has_bias = f"{module}.bias" in c.tensors
             return DenseModule("", inputs, tensor.shape[0], activation, has_bias, prefix=f"{module}.")
     return DenseModule("", inputs, size, activation, bias=False, prefix=f"{names[0]}.")

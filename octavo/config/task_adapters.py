@@ -40,7 +40,7 @@ def task_adapter(c: Section, path: Path) -> TaskAdapter | None:
     names, task = c.values.get("architectures"), c.values.get(_KEY)
     if names == [JINA5]:
         known = tuple(each for each in _TASKS if (path / FOLDER / each / FILES[0]).is_file())
-        if not known and task is None:  # the checkpoint of one task, whose weights have it
+        if task is None and not (path / FOLDER).is_dir():  # the checkpoint of one task, whose weights have it
             return None
         return TaskAdapter(path / FOLDER / known[_place(c, task, known, _TASKS[0])])
     listed = c.values.get("lora_adaptations")

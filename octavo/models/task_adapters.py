@@ -55,19 +55,26 @@ def _of_v3(stored: Iterable[StoredTensor], adapter: TaskAdapter) -> Iterator[Sto
 def _of_folder(stored: Iterable[StoredTensor], folder: Path) -> Iterator[StoredTensor]:
     config = read_section(folder / FILES[0])
     config.expect("peft_type", "LORA")
-    config.refuse("alpha_pattern", "rank_pattern", "use_dora", "use_rslora", because="no release has it")
+    config.refuse(
+        *("alpha_pattern", "rank_pattern", "use_dora", "use_rslora", "fan_in_fan_out"), because="no release has it"
+    )
     scale = config.positive_float("lora_alpha", 8.0) / config.positive("r", 8)
     if not (file := folder / FILES[1]).is_file():
         raise CheckpointError(f"{file}: does not exist; download the model again")
     factors = {_plain(tensor.name.removeprefix("base_model.model.")): tensor for tensor in stored_tensors(file)}
+    if not factors:
+        raise CheckpointError(f"{file}: has no tensors; download it again")
     for tensor in stored:
         module = _plain(tensor.name).removesuffix(".weight")
-        b, a = (factors.pop(f"{module}.lora_{each}.weight", None) for each in "BA")
-        yield tensor if a is None or b is None else _added(tensor, b, a, scale)
+        names = [f"{module}.lora_{each}.weight" for each in "BA"]
+        if all(name in factors for name in names):
+            b, a = map(factors.pop, names)
+            tensor = _added(tensor, b, a, scale)
+        yield tensor
     if factors:
         raise CheckpointError(
-            f"{file}: {next(iter(factors.values())).name} belongs to no weight of the model, expected the adapter of "
-            "this model; download it again"
+            f"{file}: {next(iter(factors.values())).name} belongs to no weight of the model, or lacks the other factor; "
+            "download the adapter of this model again"
         )
 
 
@@ -79,6 +86,8 @@ def _added(
     tensor: StoredTensor, b: StoredTensor, a: StoredTensor, scale: float, place: int | None = None
 ) -> StoredTensor:
     """Return a tensor with `scale` times the product of two others, of each of which `place` names one of several."""
+    if scale > torch.finfo(torch.float32).max:
+        raise CheckpointError(f"{b.file}: lora_alpha over the rank is {scale}, expected a number of float32")
     sizes = [each.shape if place is None else each.shape[1:] for each in (b, a)]
     is_fit = all(place is None or place < each.shape[0] for each in (b, a))
     if not is_fit or sizes[0][1:] != sizes[1][:1] or (*sizes[0][:1], *sizes[1][1:]) != tensor.shape:

@@ -15,6 +15,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.llm import LLM
 from octavo.models.save import save_quantized
+from octavo.models.task_adapters import adapted_tensors
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.vector_models import save
 from tests.models.test_encoders import TEXTS, hidden_of
@@ -83,6 +84,33 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     assert model.config.hidden_size == 64
     with pytest.raises(CheckpointError, match=r"expected matrices whose product is \[64, 64\]"):
         LLM(str(tmp_path), hf_overrides={"jina_task": "clustering"})
+
+
+def test_an_adapter_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "Qwen3Model", **BACKBONES["Qwen3"])
+    edit_config(tmp_path, architectures=["JinaEmbeddingsV5Model"])
+    write_adapters(tmp_path, {"layers.0.self_attn.q_proj.weight": torch.zeros(64, 64)}, ["retrieval"])
+    folder, loaded = tmp_path / "adapters" / "retrieval", Checkpoint.open(tmp_path)
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    factors = load_file(weights)
+    for changes, said in (
+        ({"lora_alpha": 1e308}, r"lora_alpha over the rank is 1\.25e\+307, expected a number of float32"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is true"),
+    ):
+        config.write_text(json.dumps({"peft_type": "LORA", "r": 8, **changes}))
+        with pytest.raises(CheckpointError, match=said):
+            adapted_tensors(loaded)
+    config.write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    for stored, said in (
+        ({name: each for name, each in factors.items() if "lora_B" in name}, "lora_B.weight .* lacks the other factor"),
+        ({}, "has no tensors"),
+    ):
+        save_file(stored, weights)
+        with pytest.raises(CheckpointError, match=said):
+            adapted_tensors(loaded)
+    config.unlink()
+    with pytest.raises(CheckpointError, match="it has none"):
+        adapted_tensors(loaded)
 
 
 def test_jina_3_has_adapters_beside_its_weights(tmp_path: Path) -> None:
