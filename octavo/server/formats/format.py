@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from octavo.core.absent import value_remark
 from octavo.errors import ConfigError, suggestion
 from octavo.server.formats.marks import Mark, Marks, pieces_of
 
@@ -321,8 +322,8 @@ def _format_with(part: Part, asked: str, own: Format | None, chat_template: str)
     }
     if not scores:
         names = sorted({name for each in known.values() for name in each.names})
-        expected = ", ".join((AUTO, NONE, OWN, *names))
-        raise ConfigError(f"{argument} is {asked!r}, expected one of {expected}{suggestion(asked, names)}")
+        expected = f"expected one of {', '.join((AUTO, NONE, OWN, *names))}{suggestion(asked, names)}"
+        raise ConfigError(f"{argument} is {asked!r}, {value_remark(argument, asked) or expected}")
     best = max(scores, key=scores.__getitem__)
     return known[best].format(best) if scores[best] or asked != AUTO else None
 

@@ -418,5 +418,7 @@ def test_formats_are_chosen_by_name_or_by_the_chat_template() -> None:
         assert names("", tool_call_parser=name, reasoning_parser="none") is not None
     with pytest.raises(ConfigError, match="tool_call_parser is 'hermse'.*hermes"):
         names("", tool_call_parser="hermse")
+    with pytest.raises(ConfigError, match="'muse_glimmer', the calls .* are not read yet; leave it out"):
+        names("", tool_call_parser="muse_glimmer")
     with pytest.raises(ConfigError, match="reasoning_parser is 'hermes'"):
         names("", reasoning_parser="hermes")
