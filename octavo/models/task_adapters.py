@@ -73,8 +73,8 @@ def _of_folder(stored: Iterable[StoredTensor], folder: Path) -> Iterator[StoredT
         yield tensor
     if factors:
         raise CheckpointError(
-            f"{file}: {next(iter(factors.values())).name} belongs to no weight of the model, or lacks the other factor; "
-            "download the adapter of this model again"
+            f"{file}: {next(iter(factors.values())).name} belongs to no weight of the model, or lacks the other "
+            "factor; download the adapter of this model again"
         )
 
 
