@@ -15,6 +15,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _SPACE: Final = "▁"
 _LONGEST: Final = 512
 """Bytes of a piece, each of which is cut at all its places."""
+_MOST_DEFINED: Final = 1 << 14
+"""Pieces of users, more than twice those of any release: each takes time for all of them."""
 _UNIGRAM, _BPE = 1, 2
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -148,7 +150,9 @@ def _users_pieces(model: PieceModel, *, replaces_spaces: bool) -> list[str]:
     if model.trainer[_MODEL_TYPE] != _BPE:
         return []
     keeps_spaces = replaces_spaces and not model.normalizer.get(_CHARS_MAP)
-    defined = (each.text for each in model.pieces if each.kind == USER_DEFINED)
+    defined = [each.text for each in model.pieces if each.kind == USER_DEFINED]
+    if len(defined) > _MOST_DEFINED:
+        raise ValueError(f"it has {len(defined):,} pieces of users, of which at most {_MOST_DEFINED:,} are read")
     return [text for text in defined if keeps_spaces or _SPACE not in text]
 
 

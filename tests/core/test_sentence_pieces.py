@@ -161,8 +161,11 @@ def test_chatglm_3_adds_tokens_behind_those_of_its_file(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("the hats")) == "the hats"
 
 
+MANY = b"".join(field(1, field(1, b"u%d" % number) + field(3, USER_DEFINED)) for number in range(1 << 14))
+
+
 @pytest.mark.parametrize(
-    "part", [field(1, field(1, b"a" * 513)), field(1, field(1, 5)), field(2, field(3, 4)), field(2, field(24, 1))]
+    "part", [field(1, field(1, b"a" * 513)), field(1, field(1, 5)), field(2, field(3, 4)), field(2, field(24, 1)), MANY]
 )
 def test_files_that_cannot_be_read_are_refused(part: bytes, tmp_path: Path) -> None:
     file = write(tmp_path, BPE) / "tokenizer.model"
