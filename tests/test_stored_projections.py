@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_colbert_projects_the_states_of_any_encoder(
     edit_tensors(tmp_path, remove=(f"{name}.weight",))
     with pytest.raises(CheckpointError, match=r"linear.weight is missing, expected \[128, 64\]"):
         LLM(str(tmp_path))
+
+
+def test_threads_that_share_a_model_get_the_bits_of_the_first(tmp_path: Path) -> None:
+    save(tmp_path, "ModernBertModel")
+    edit_tensors(tmp_path, **{"linear.weight": torch.randn(24, 64, generator=torch.Generator().manual_seed(0)) / 8})
+    edit_config(tmp_path, architectures=["ColBERTModernBertModel"])
+    texts = ["w1 " * length for length in range(1, 9)]
+    with LLM(str(tmp_path), num_gpu_blocks_override=64) as llm:
+        expected = [output.outputs.data for output in llm.encode(texts)]
+        with ThreadPoolExecutor(1) as pool:
+            found = [output.outputs.data for output in pool.submit(llm.encode, texts).result()]
+    assert all((one == other).all() for one, other in zip(found, expected, strict=True))
 
 
 def test_vectors_of_voyage_are_wider_than_its_states(tmp_path: Path) -> None:

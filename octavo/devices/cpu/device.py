@@ -119,6 +119,9 @@ class CpuDevice(ReferenceDevice):
 
     def begin_step(self, num_tokens: int) -> None:
         """Let a short step run on one thread."""
+        # in a thread that is new to torch this makes its libraries compute on as many threads as torch is told to;
+        # on more, products in float32 have other bits
+        torch.get_num_threads()
         self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
