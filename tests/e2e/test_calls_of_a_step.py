@@ -75,5 +75,5 @@ def test_a_prompt(engine: LLMEngine) -> None:
     end_all(engine)
     add(engine, "prompt", 200, 1)
     counted = calls(lambda: end_all(engine))
-    # 16 of them count how the request went, once it has ended; three let threads take turns, and one sets their number in torch
+    # 16 of them count how the request went, once it has ended, three let threads take turns, and one is for torch
     assert counted.total() <= 729, counted
