@@ -166,7 +166,7 @@ class GatedNorm(Layer):
 
 
 class SigmoidGatedNorm(GatedNorm):
-    """The same norm of each group of a row, with one weight for all, whose gate is a sigmoid."""
+    """A norm of each group of a row, with one weight for all groups, whose gate is a sigmoid."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """x and gate [tokens, dim] → the same shape."""

@@ -202,7 +202,7 @@ class PuzzleConfig(HybridConfig):
     """Layers whose sizes differ."""
 
     mixtures: tuple[Mixture | None, ...]
-    """For each layer its experts, None where it has none."""
+    """The experts of each layer; None where a layer has none."""
 
 
 class NemotronHForCausalLM(HybridDecoder):

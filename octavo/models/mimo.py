@@ -103,7 +103,7 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
 
     REPLACED = {".attention_sink_bias": ".sinks"}
     SHARE: ClassVar[float] = 0.334
-    """Of a head that turns, where the config does not say."""
+    """The share of a head that is rotated, where the config does not say."""
     FACTOR: ClassVar[float | None] = 0.707
     """What values are multiplied with, likewise."""
 
