@@ -30,7 +30,7 @@ _FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
     "calls": ("tool_calls", "tool_call_parser"),
     "reasoning": ("thinking", "reasoning_parser"),
 }
-"""For each part of a format the field that our templates have it in, and the argument that names its parser."""
+"""For each part of a format the field that our files have it in, and the argument that names its parser."""
 
 
 @dataclass(frozen=True)
@@ -257,15 +257,31 @@ def _tag(args: Mapping[str, Any]) -> TagFormat:
     return TagFormat(Mark.of_pieces(pieces[: places[0]]), Mark.of_pieces(pieces[places[0] + 1 :]), *kinds)
 
 
+class FormatFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON file of this folder: formats by name, which write calls in one way. tool_calls: what these calls share.
+
+    A format has `names`, `detect`, and the fields of a response template.
+    """
+
+    formats: dict[str, dict[str, Any]]
+    tool_calls: dict[str, Any] = {}
+
+    def template(self, name: str) -> ResponseTemplate:
+        """Return the template of a format."""
+        fields = {**self.formats[name]}
+        names, detect = fields.pop("names"), fields.pop("detect", [])
+        if (given := fields.get("tool_calls")) is not None:
+            args = {**self.tool_calls.get("content_args", {}), **given.get("content_args", {})}
+            fields["tool_calls"] = {**self.tool_calls, **given, "content_args": args}
+        return msgspec.convert({"names": names, "detect": detect, "fields": fields}, ResponseTemplate)
+
+
 @functools.cache
 def templates() -> Mapping[str, ResponseTemplate]:
-    """Return the formats of this package by the name of their file."""
-    files = sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
-    return {
-        file.name.removesuffix(".json"): msgspec.json.decode(file.read_bytes(), type=ResponseTemplate)
-        for file in files
-        if file.name.endswith(".json")
-    }
+    """Return the formats of this package by their names, in the order of these."""
+    paths = (path for path in resources.files(__package__).iterdir() if path.name.endswith(".json"))
+    files = (msgspec.json.decode(path.read_bytes(), type=FormatFile) for path in paths)
+    return dict(sorted((name, file.template(name)) for file in files for name in file.formats))
 
 
 def format_of(

@@ -13,12 +13,12 @@ import pytest
 import octavo.server.formats
 from octavo.errors import ConfigError
 from octavo.server.formats.events import ReadCall, ReadOutput
-from octavo.server.formats.format import Field, Format, ResponseTemplate, format_of, templates
+from octavo.server.formats.format import Field, Format, format_of, templates
 from octavo.server.formats.parser import OutputParser
 from tests.fakes.written_calls import TEXTS, THREE
 from tests.server.formats.test_parser import cuttings, output_of, read
 
-FILES = Path(octavo.server.formats.__file__).parent
+FILES = sorted(Path(octavo.server.formats.__file__).parent.glob("*.json"))
 OPEN = '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="d" type="string"<|sep|>V'
 CLOSE = "<|close|>argument<|sep|><|close|>call<|sep|>"
 TOOLS: dict[str, Any] = {
@@ -32,14 +32,21 @@ def form(name: str) -> Format:
     return templates()[name].format(name)
 
 
-@pytest.mark.parametrize("name", templates())
-def test_a_file_has_no_key_that_is_not_read_and_its_names_are_documented(name: str) -> None:
-    table = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))
-    assert set(table) <= set(ResponseTemplate.__struct_fields__)
-    for field in table["fields"].values():
-        assert set(field) <= set(Field.__struct_fields__)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_has_no_key_that_is_not_read_and_its_names_are_documented(file: Path) -> None:
+    table = json.loads(file.read_text(encoding="utf-8"))
     page = (Path(__file__).parents[3] / "docs" / "recipes" / "tools.md").read_text(encoding="utf-8")
-    assert [each for each in table["names"] if f"`{each}`" not in page] == [], "docs/recipes/tools.md lists all names"
+    assert set(table.get("tool_calls", ())) <= set(Field.__struct_fields__)
+    for row in table["formats"].values():
+        assert set(row) <= {"names", "detect", "thinking", "tool_calls", "content"}
+        for name in ("thinking", "tool_calls", "content"):
+            assert set(row.get(name, ())) <= set(Field.__struct_fields__)
+        assert [each for each in row["names"] if f"`{each}`" not in page] == [], "docs/recipes/tools.md lists all names"
+
+
+def test_no_format_is_in_two_files() -> None:
+    named = [name for file in FILES for name in json.loads(file.read_text(encoding="utf-8"))["formats"]]
+    assert sorted(named) == list(templates())
 
 
 @pytest.mark.parametrize("name", [name for name, each in templates().items() if "tool_calls" in each.fields])
