@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
-from octavo.config.checkpoint import CONFIG, model_file, read_json_object
+from octavo.config.checkpoint import CONFIG, Checkpoint, model_file, read_json_object
 from octavo.config.gguf_checkpoint import fitting_mmproj
+from octavo.config.listed import refuse_unlisted
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
 from octavo.config.native_mistral import is_native
@@ -52,8 +53,16 @@ def is_hub_name(name: str) -> bool:
 
 
 def locate_model(args: EngineArgs) -> Path:
-    """Return the directory of `args.model`, downloaded where need be."""
-    return _locate(args, args.model, args.revision, with_weights=args.load_format != "dummy")
+    """Return the directory of `args.model`, downloaded where need be: weights only of an architecture that may be read.
+
+    Raises CheckpointError, and UnsupportedModel.
+    """
+    texts = _locate(args, args.model, args.revision, with_weights=False)
+    if args.load_format == "dummy" or texts == Path(expanduser(args.model)):
+        return texts
+    if (texts / CONFIG).is_file():
+        refuse_unlisted(Checkpoint.open(texts, args.hf_overrides))
+    return _locate(args, args.model, args.revision, with_weights=True)
 
 
 def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:

@@ -15,7 +15,7 @@ from octavo.models.registry import known_architectures
 from tests.cli.conftest import Command
 from tests.fakes.hub import FakeHub, serve_hub
 
-TEXT = {"config.json": b"{}", "tokenizer.json": b"{}"}
+TEXT = {"config.json": b'{"model_type": "qwen3"}', "tokenizer.json": b"{}"}
 WEIGHTS = bytes(range(256)) * 4096
 
 
