@@ -102,6 +102,8 @@ def describe_limits(argument: Argument) -> str:
     words = (
         "bytes"
         if arg.is_bytes
+        else "number of GiB"
+        if arg.is_gib
         else "JSON object"
         if argument.kind is dict and argument.of is Any
         else noun[argument.kind]

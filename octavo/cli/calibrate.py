@@ -81,9 +81,9 @@ def calibrate(*, given: Given) -> int:
     check_file("output", options.output)
     check_file("engine_config", options.engine_config)
     grid = options.grid()
-    speculative = dict(given.arguments(EngineArgs).speculative_config)
+    speculative = dict(given.arguments(EngineArgs).speculative_config or {})
     # guesses would change what the steps compute
-    llm = load(Given(given.config, given.values | {"speculative_config": {}}), as_served=True)
+    llm = load(Given(given.config, given.values | {"speculative_config": None}), as_served=True)
     curve = decode_curve(llm, grid.repetitions) if speculative else []
     model, num_steps = fitted(llm, grid)
     simulation = simulation_of(llm, model)

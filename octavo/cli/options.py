@@ -209,7 +209,7 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
     default = describe_default(argument)
     doc = arg.doc if default in ("none", "") else f"{arg.doc} [default: {default}]"
     kind: Any = argument.kind
-    if arg.is_bytes:
+    if argument.is_size:
         kind = str
     elif kind in (tuple, dict):
         kind = list[str]

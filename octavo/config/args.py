@@ -176,7 +176,11 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
         None, "Exact number of KV blocks, on any device, instead of one derived from memory.", ge=1
     )
     swap_space: float = arg(
-        4, "Host memory for swapped-out blocks of each rank, in GiB; replicas share it.", ge=0, le=1 << 20
+        4,
+        "Host memory for swapped-out blocks of each rank, in GiB or with a suffix such as 512MiB; replicas share it.",
+        ge=0,
+        le=1 << 20,
+        is_gib=True,
     )
     enable_prefix_caching: bool = arg(True, "Reuse KV blocks of prompts that start alike.")
     prefix_cache_size: int | None = arg(

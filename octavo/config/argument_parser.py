@@ -71,7 +71,7 @@ def _add(group: Any, argument: Argument, default: Any) -> None:
 
 def _reader(argument: Argument) -> Callable[[str], Any]:
     """Return what makes a value of a flag's text; EngineArgs checks it. It raises ArgumentTypeError."""
-    if argument.kind not in (int, float) or argument.arg.is_bytes:
+    if argument.kind not in (int, float) or argument.is_size:
         return str
 
     def read(text: str) -> Any:

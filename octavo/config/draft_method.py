@@ -16,7 +16,7 @@ def with_method(args: EngineArgs) -> EngineArgs:
 
     Raises ConfigError or CheckpointError for a model that cannot be found or read.
     """
-    given: dict[str, Any] = args.speculative_config
+    given: dict[str, Any] = args.speculative_config or {}
     if "method" in given or not isinstance(given.get("model"), str):
         return args
     draft = Checkpoint.open(hub.locate_named(args, given["model"], given.get("revision")))

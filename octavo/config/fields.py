@@ -35,7 +35,8 @@ class Arg(msgspec.Struct, frozen=True):
     """What there is to know about an argument besides its type and default.
 
     doc: one sentence. choices: the texts that it may be, or a function that returns them; those of its type where that
-    is a Literal. is_bytes: a number of bytes that may be written with a suffix ("4GiB", "512M"). only: the values that
+    is a Literal. is_bytes: a number of bytes that may be written with a suffix ("4GiB", "512M"). is_gib: a
+    number of GiB; with a suffix such a size. only: the values that
     this version carries out; others are refused, because of `otherwise`. is_secret: no message shows the value. group:
     heading in help and reference page, where it is not the `heading` of the class.
     """
@@ -49,6 +50,7 @@ class Arg(msgspec.Struct, frozen=True):
     only: tuple[Any, ...] | None = None
     otherwise: str = ""
     is_bytes: bool = False
+    is_gib: bool = False
     is_secret: bool = False
 
 
@@ -73,6 +75,11 @@ class Argument(msgspec.Struct, frozen=True):
     is_optional: bool
     default: Any
     arg: Arg
+
+    @property
+    def is_size(self) -> bool:
+        """Whether a text with a suffix, such as "4GiB", is a value."""
+        return self.arg.is_bytes or self.arg.is_gib
 
 
 def arguments(cls: Any) -> types.MappingProxyType[str, Argument]:
@@ -181,24 +188,27 @@ def accept(argument: Argument, value: Any) -> Any:
         raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{hint}")
     if arg.only is not None and value is not None and value not in arg.only:
         raise ConfigError(f"{name}={value!r} is refused: {arg.otherwise}")
+    unit = " GiB" if arg.is_gib else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise ConfigError(f"{name} is {value}, must be a finite number")
         if arg.ge is not None and value < arg.ge:
-            raise ConfigError(f"{name} is {value}, must be at least {arg.ge}")
+            raise ConfigError(f"{name} is {value}, must be at least {arg.ge}{unit}")
         if arg.gt is not None and value <= arg.gt:
-            raise ConfigError(f"{name} is {value}, must be greater than {arg.gt}")
+            raise ConfigError(f"{name} is {value}, must be greater than {arg.gt}{unit}")
         if arg.le is not None and value > arg.le:
-            raise ConfigError(f"{name} is {value}, must be at most {arg.le}")
+            raise ConfigError(f"{name} is {value}, must be at most {arg.le}{unit}")
     return value
 
 
 def _typed(argument: Argument, value: Any) -> Any:
     name, kind = argument.name, argument.kind
     if value is None and (argument.is_optional or kind in (tuple, dict)):
-        return kind() if kind in (tuple, dict) else None
+        return None if argument.is_optional else kind()
     if argument.arg.is_bytes and isinstance(value, str):
         return parse_bytes(name, value)
+    if argument.arg.is_gib and isinstance(value, str):
+        return _gib(name, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, str) and _COUNT.fullmatch(value):
@@ -304,6 +314,16 @@ def parse_bytes(name: str, text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
 
 
+def _gib(name: str, text: str) -> float:
+    """Return the GiB that "4" or "4GiB" or "512M" stands for. Raises ConfigError."""
+    try:
+        return float(text)
+    except ValueError:
+        if _BYTES.fullmatch(text) is None:
+            raise ConfigError(f"{name} is {text!r}, expected a number of GiB, or a size such as 4GiB or 512M") from None
+        return parse_bytes(name, text) / (1 << 30)
+
+
 def from_text(argument: Argument, text: str, where: str) -> Any:
     """Return the value that `text`, found at `where` (a variable's or flag's name), stands for. Raises ConfigError."""
     kind = argument.kind
@@ -316,7 +336,7 @@ def from_text(argument: Argument, text: str, where: str) -> Any:
         return word in _TRUE
     if kind is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if kind in (int, float) and not argument.arg.is_bytes:
+    if kind in (int, float) and not argument.is_size:
         try:
             return whole_number(text) if kind is int else kind(text)
         except ValueError as error:

@@ -280,7 +280,7 @@ def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> Engin
             f"tensor_parallel_size is {args.tensor_parallel_size}, but a model of SPLADE runs in one rank; use "
             "data_parallel_size for more throughput"
         )
-    for name, off in (("speculative_config", {}), ("role", None), ("prefill", 0), ("record_trace", None)):
+    for name, off in (("speculative_config", None), ("role", None), ("prefill", 0), ("record_trace", None)):
         if getattr(args, name) != off:
             raise ConfigError(f"{name} is set, but the model makes vectors, not text; leave it out")
     if not pooling.needs_whole_prompts:

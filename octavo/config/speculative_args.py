@@ -69,8 +69,8 @@ _MOST_MS: Final = 1_000_000
 class SpeculativeArgs(ArgumentGroup, heading="Speculative decoding"):
     """Where guesses of the next tokens come from."""
 
-    speculative_config: dict[str, Any] = arg(
-        {},
+    speculative_config: dict[str, Any] | None = arg(
+        None,
         'JSON such as {"method": "ngram", "num_speculative_tokens": 8}: guesses of the next tokens, of which one '
         "step computes several where that pays. Results stay the same, bit by bit. The method is one of "
         f"{', '.join(METHODS)}.",
@@ -138,7 +138,7 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def speculative_config(args: SpeculativeArgs) -> SpeculativeConfig | None:
     """Return what `args` ask for; None for no speculation. Raises ConfigError."""
-    if not args.speculative_config:
+    if args.speculative_config is None:
         return None
     given = dict(args.speculative_config)
     if str(given.get("method")).endswith("_mtp"):

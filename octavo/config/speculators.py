@@ -43,9 +43,10 @@ def with_verifier(args: EngineArgs, c: Section, path: Path) -> EngineArgs:
     config = c.section(_SPECULATORS)
     if config is None:
         return args
-    if "model" in args.speculative_config:
+    given: Mapping[str, Any] = args.speculative_config or {}
+    if "model" in given:
         raise ConfigError(
-            f"speculative_config: model is {args.speculative_config['model']}, but model is {args.model}, a draft "
+            f"speculative_config: model is {given['model']}, but model is {args.model}, a draft "
             "model or head whose config.json names its target model; leave one of them out"
         )
     method = c.str("speculators_model_type")
@@ -60,7 +61,7 @@ def with_verifier(args: EngineArgs, c: Section, path: Path) -> EngineArgs:
     own: dict[str, Any] = {}
     if isinstance(methods, list) and methods and isinstance(methods[0], dict):
         own["num_speculative_tokens"] = Section(methods[0], config.where).positive("speculative_tokens", 16)
-    speculative = own | dict(args.speculative_config) | {"method": _METHODS[method], "model": str(path)}
+    speculative = own | dict(given) | {"method": _METHODS[method], "model": str(path)}
     return dataclasses.replace(
         args,
         model=verifier.str("name_or_path"),

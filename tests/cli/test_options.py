@@ -57,6 +57,8 @@ def flag_values(name: str) -> tuple[list[str], Any]:
     if arg.is_bytes:
         size = 3 << 40 if name == "max_bodies_size" else 3 << 20  # all bodies together have room for the largest
         return [flag, str(size)], size
+    if arg.is_gib:
+        return [flag, "512MiB"], 0.5
     if argument.kind is str:
         text = "http://collector" if name == "otlp_traces_endpoint" else "text"
         return [flag, text], text

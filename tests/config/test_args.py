@@ -92,6 +92,15 @@ def test_bytes_are_read_with_their_suffix(text: str, expected: int) -> None:
     assert parse_bytes("x", text) == expected
 
 
+def test_gib_are_read_as_a_number_or_with_a_suffix() -> None:
+    for text, gib in (("4", 4.0), ("0.5", 0.5), ("1TiB", 1024.0), ("512MiB", 0.5), ("2gb", 2e9 / (1 << 30))):
+        assert EngineArgs(swap_space=text).swap_space == gib  # type: ignore[arg-type]
+        assert EngineArgs(swap_space=from_text(arguments(EngineArgs)["swap_space"], text, "X")).swap_space == gib
+    for text, message in (("4x", "'4x', expected a number of GiB, or a size"), ("2PiB", "a size"), ("2000TiB", "GiB$")):
+        with pytest.raises(ConfigError, match=message):
+            EngineArgs(swap_space=text)  # type: ignore[arg-type]
+
+
 def test_text_becomes_the_type_of_its_argument() -> None:
     known = arguments(EngineArgs)
     assert from_text(known["enable_prefix_caching"], "off", "X") is False
