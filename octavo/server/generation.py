@@ -187,7 +187,7 @@ class Generation(ABC):
     def chunks(self, index: int, output: RequestOutput) -> Iterable[Any]:
         """Return the chunks of a stream for an output of prompt `index`."""
 
-    def last_chunks(self) -> Iterable[msgspec.Struct]:
+    def last_chunks(self) -> Iterable[Any]:
         """Return the chunks that follow the last output: one with the usage, where that is asked for."""
         return [self.chunk([])] if self.asked.wants_usage_chunk else []
 

@@ -21,6 +21,8 @@ from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import ShimRequest
 
 S = TypeVar("S", bound=ShimRequest)
+StreamEvent = dict[str, Any]
+"""An event of a stream of these APIs: its `type`, on which the other fields depend."""
 
 
 class Turn(Generation):
@@ -99,7 +101,6 @@ class ShimTurn(Turn, Generic[S]):
         names = shim.names
         self.field_names = names | {name: names.get(other, other) for name, other in self.field_names.items()}
 
-    def event(self, encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
-        """Return the event of a chunk, which has the name of its type."""
-        kind: str = chunk.type  # type: ignore[attr-defined]
-        return b"event: " + kind.encode() + b"\ndata: " + encoder.encode(chunk) + b"\n\n"
+    def event(self, encoder: msgspec.json.Encoder, chunk: StreamEvent) -> bytes:
+        """Return a chunk as an event with the name of its type."""
+        return b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encoder.encode(chunk))

@@ -20,7 +20,7 @@ from octavo.server.formats.events import (
     joined,
 )
 from octavo.server.schema.cohere_chat import CohereChatRequest
-from octavo.server.turn import ShimTurn
+from octavo.server.turn import ShimTurn, StreamEvent
 
 _REASONS: Final = {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL", "stop": "COMPLETE"}
 
@@ -51,32 +51,32 @@ class CohereLogprobs(Struct, frozen=True):
 class CohereContent(Struct, kw_only=True):
     """A part of the text, or of the reasoning."""
 
-    type: Literal["text", "thinking"] | UnsetType = UNSET
+    type: Literal["text", "thinking"]
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
 
 
-class CohereCalledFunction(Struct, kw_only=True):
-    """The function of a call, or what is new of it."""
+class CohereCalledFunction(Struct):
+    """The function of a call, with its arguments as JSON."""
 
-    name: str | UnsetType = UNSET
-    arguments: str = ""
+    name: str
+    arguments: str
 
 
 class CohereCall(Struct, kw_only=True):
-    """A call of a tool, or what is new of it."""
+    """A call of a tool."""
 
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    id: str
+    type: Literal["function"] = "function"
     function: CohereCalledFunction
 
 
 class CohereAnswer(Struct, kw_only=True):
-    """The message of the model, or what is new of it."""
+    """The message of the model."""
 
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: list[CohereContent] | CohereContent | UnsetType = UNSET
-    tool_calls: list[CohereCall] | CohereCall | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+    content: list[CohereContent] | UnsetType = UNSET
+    tool_calls: list[CohereCall] | UnsetType = UNSET
 
 
 class CohereChatResponse(Struct, kw_only=True):
@@ -89,24 +89,6 @@ class CohereChatResponse(Struct, kw_only=True):
     logprobs: list[CohereLogprobs] | UnsetType = UNSET
 
 
-class CohereDelta(Struct, kw_only=True):
-    """What is new of a response."""
-
-    message: CohereAnswer | UnsetType = UNSET
-    finish_reason: str | UnsetType = UNSET
-    usage: CohereUsage | UnsetType = UNSET
-
-
-class CohereEvent(Struct, kw_only=True):
-    """An event of a stream; the fields depend on its type."""
-
-    type: str
-    id: str | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    delta: CohereDelta | UnsetType = UNSET
-    logprobs: list[CohereLogprobs] | UnsetType = UNSET
-
-
 class _Parts:
     """The events by which the parts of a message grow."""
 
@@ -114,7 +96,7 @@ class _Parts:
         self._num = 0
         self._kind: Literal["text", "thinking"] | None = None
 
-    def add(self, event: OutputEvent) -> Iterator[CohereEvent]:
+    def add(self, event: OutputEvent) -> Iterator[StreamEvent]:
         match event:
             case TextDelta(text):
                 yield from self._content("text", text)
@@ -122,24 +104,23 @@ class _Parts:
                 yield from self._content("thinking", text)
             case ToolCallBegin(index, call_id, name):
                 yield from self.end()
-                call = CohereCall(id=call_id, type="function", function=CohereCalledFunction(name=name))
-                yield _changed("tool-call-start", index, CohereAnswer(tool_calls=call))
+                call = CohereCall(id=call_id, function=CohereCalledFunction(name, ""))
+                yield _changed("tool-call-start", index, tool_calls=call)
             case ToolCallDelta(index, arguments):
-                call = CohereCall(function=CohereCalledFunction(arguments=arguments))
-                yield _changed("tool-call-delta", index, CohereAnswer(tool_calls=call))
+                yield _changed("tool-call-delta", index, tool_calls={"function": {"arguments": arguments}})
             case ToolCallEnd(index):
-                yield CohereEvent(type="tool-call-end", index=index)
+                yield {"type": "tool-call-end", "index": index}
 
-    def _content(self, kind: Literal["text", "thinking"], text: str) -> Iterator[CohereEvent]:
+    def _content(self, kind: Literal["text", "thinking"], text: str) -> Iterator[StreamEvent]:
         if self._kind != kind:
             yield from self.end()
             self._kind = kind
-            yield _changed("content-start", self._num, CohereAnswer(content=_content(kind, "", type=kind)))
-        yield _changed("content-delta", self._num, CohereAnswer(content=_content(kind, text)))
+            yield _changed("content-start", self._num, content={"type": kind, kind: ""})
+        yield _changed("content-delta", self._num, content={kind: text})
 
-    def end(self) -> Iterator[CohereEvent]:
+    def end(self) -> Iterator[StreamEvent]:
         if self._kind is not None:
-            yield CohereEvent(type="content-end", index=self._num)
+            yield {"type": "content-end", "index": self._num}
             self._kind, self._num = None, self._num + 1
 
 
@@ -168,9 +149,10 @@ class CohereChat(ShimTurn[CohereChatRequest]):
         self._set_reason(completion)
         content = [CohereContent(type="thinking", thinking=found.reasoning)] if found.reasoning else []
         content += [CohereContent(type="text", text=found.text)] if found.text else []
-        called = ((each.id, CohereCalledFunction(name=each.name, arguments=each.arguments)) for each in found.calls)
-        calls = [CohereCall(id=call_id, type="function", function=function) for call_id, function in called]
-        message = CohereAnswer(role="assistant", content=content or UNSET, tool_calls=calls or UNSET)
+        calls = [
+            CohereCall(id=each.id, function=CohereCalledFunction(each.name, each.arguments)) for each in found.calls
+        ]
+        message = CohereAnswer(content=content or UNSET, tool_calls=calls or UNSET)
         return CohereChatResponse(
             id=self.id,
             finish_reason=self._reason,
@@ -179,24 +161,24 @@ class CohereChat(ShimTurn[CohereChatRequest]):
             logprobs=self._token_logprobs(completion) or UNSET,
         )
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[CohereEvent]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[StreamEvent]:
         if not self._has_begun:
             self._has_begun = True
-            begun = CohereDelta(message=CohereAnswer(role="assistant"))
-            yield CohereEvent(type="message-start", id=self.id, delta=begun)
+            yield {"type": "message-start", "id": self.id, "delta": {"message": CohereAnswer()}}
         [completion] = output.outputs
         self._logprobs += self._token_logprobs(completion)
         for each in self.events(output, completion):
             for event in self._parts.add(each):
-                if self._logprobs and event.type == "content-delta":
-                    event.logprobs, self._logprobs = self._logprobs, []
+                if self._logprobs and event["type"] == "content-delta":
+                    event["logprobs"], self._logprobs = self._logprobs, []
                 yield event
         self._set_reason(completion)
 
-    def last_chunks(self) -> Iterator[CohereEvent]:
+    def last_chunks(self) -> Iterator[StreamEvent]:
         yield from self._parts.end()
-        delta = CohereDelta(finish_reason=self._reason, usage=self._usage())
-        yield CohereEvent(type="message-end", id=self.id, delta=delta, logprobs=self._logprobs or UNSET)
+        logprobs = {"logprobs": self._logprobs} if self._logprobs else {}
+        delta = {"finish_reason": self._reason, "usage": self._usage()}
+        yield {"type": "message-end", "id": self.id, "delta": delta, **logprobs}
 
     def _set_reason(self, completion: CompletionOutput) -> None:
         if (reason := self.finish_reason(completion)) is not None:
@@ -219,9 +201,5 @@ def _reason_of(reason: str, stop: int | str | None) -> str:
     return "STOP_SEQUENCE" if reason == "stop" and isinstance(stop, str) else _REASONS.get(reason, "ERROR")
 
 
-def _content(kind: Literal["text", "thinking"], text: str, **own: Any) -> CohereContent:
-    return CohereContent(text=text, **own) if kind == "text" else CohereContent(thinking=text, **own)
-
-
-def _changed(kind: str, index: int, message: CohereAnswer) -> CohereEvent:
-    return CohereEvent(type=kind, index=index, delta=CohereDelta(message=message))
+def _changed(kind: str, index: int, **message: Any) -> StreamEvent:
+    return {"type": kind, "index": index, "delta": {"message": message}}

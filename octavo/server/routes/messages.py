@@ -21,7 +21,7 @@ from octavo.server.formats.events import (
     ToolCallEnd,
 )
 from octavo.server.schema.messages import MessagesRequest
-from octavo.server.turn import ShimTurn
+from octavo.server.turn import ShimTurn, StreamEvent
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -60,29 +60,6 @@ class MessageResponse(Struct, kw_only=True):
     usage: MessageUsage
 
 
-class MessageDelta(Struct, kw_only=True):
-    """What is new of a block, or of the message."""
-
-    type: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    signature: str | UnsetType = UNSET
-    partial_json: str | UnsetType = UNSET
-    stop_reason: str | UnsetType | None = UNSET
-    stop_sequence: str | UnsetType | None = UNSET
-
-
-class MessageEvent(Struct, kw_only=True):
-    """An event of a stream; the fields depend on its type."""
-
-    type: str
-    message: MessageResponse | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    content_block: ContentBlock | UnsetType = UNSET
-    delta: MessageDelta | UnsetType = UNSET
-    usage: MessageUsage | UnsetType = UNSET
-
-
 class _Blocks:
     """The blocks of a message, and the events by which they grow. signature: what stands in blocks of reasoning."""
 
@@ -92,24 +69,24 @@ class _Blocks:
         self._is_open = False
         self._pieces: list[str] = []
 
-    def add(self, event: OutputEvent) -> Iterator[MessageEvent]:
+    def add(self, event: OutputEvent) -> Iterator[StreamEvent]:
         match event:
             case TextDelta(text):
                 if self._kind != "text":
                     yield from self._begin(ContentBlock(type="text", text=""))
-                yield self._delta(text, MessageDelta(type="text_delta", text=text))
+                yield self._delta("text_delta", text=text)
             case ReasoningDelta(text):
                 if self._kind != "thinking":
                     yield from self._begin(ContentBlock(type="thinking", thinking="", signature=""))
-                yield self._delta(text, MessageDelta(type="thinking_delta", thinking=text))
+                yield self._delta("thinking_delta", thinking=text)
             case ToolCallBegin(_, call_id, name):
                 yield from self._begin(ContentBlock(type="tool_use", id=call_id, name=name, input={}))
             case ToolCallDelta(_, arguments):
-                yield self._delta(arguments, MessageDelta(type="input_json_delta", partial_json=arguments))
+                yield self._delta("input_json_delta", partial_json=arguments)
             case ToolCallEnd():
                 yield from self.end()
 
-    def end(self) -> Iterator[MessageEvent]:
+    def end(self) -> Iterator[StreamEvent]:
         if not self._is_open:
             return
         block, text = self.blocks[-1], "".join(self._pieces)
@@ -119,24 +96,24 @@ class _Blocks:
             block.input = _object(text)
         else:
             block.thinking, block.signature = text, self._signature
-            yield self._delta("", MessageDelta(type="signature_delta", signature=self._signature))
+            yield self._delta("signature_delta", signature=self._signature)
         self._is_open = False
-        yield MessageEvent(type="content_block_stop", index=len(self.blocks) - 1)
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     @property
     def _kind(self) -> str | None:
         return self.blocks[-1].type if self._is_open else None
 
-    def _begin(self, block: ContentBlock) -> Iterator[MessageEvent]:
+    def _begin(self, block: ContentBlock) -> Iterator[StreamEvent]:
         yield from self.end()
         self.blocks.append(block)
         self._is_open, self._pieces = True, []
         begun = msgspec.structs.replace(block)
-        yield MessageEvent(type="content_block_start", index=len(self.blocks) - 1, content_block=begun)
+        yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": begun}
 
-    def _delta(self, piece: str, delta: MessageDelta) -> MessageEvent:
-        self._pieces.append(piece)
-        return MessageEvent(type="content_block_delta", index=len(self.blocks) - 1, delta=delta)
+    def _delta(self, kind: str, **piece: str) -> StreamEvent:
+        self._pieces += piece.values()
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, **piece}}
 
 
 class Message(ShimTurn[MessagesRequest]):
@@ -163,11 +140,11 @@ class Message(ShimTurn[MessagesRequest]):
             pass
         return msgspec.structs.replace(self._message(), content=self._blocks.blocks, **self._stop)
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[MessageEvent]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[StreamEvent]:
         if not self._has_begun:
             self._has_begun = True
-            yield MessageEvent(type="message_start", message=self._message(without_completion=True))
-            yield MessageEvent(type="ping")
+            yield {"type": "message_start", "message": self._message(without_completion=True)}
+            yield {"type": "ping"}
         [completion] = output.outputs
         for event in self.events(output, completion):
             if self._hides_reasoning and isinstance(event, ReasoningDelta):
@@ -179,10 +156,10 @@ class Message(ShimTurn[MessagesRequest]):
             reason = _STOP_REASONS.get(self.finish_reason(completion) or "", ends_turn)
             self._stop = {"stop_reason": reason, "stop_sequence": sequence if reason == "stop_sequence" else None}
 
-    def last_chunks(self) -> Iterator[MessageEvent]:
+    def last_chunks(self) -> Iterator[StreamEvent]:
         yield from self._blocks.end()
-        yield MessageEvent(type="message_delta", delta=MessageDelta(**self._stop), usage=self._usage())
-        yield MessageEvent(type="message_stop")
+        yield {"type": "message_delta", "delta": self._stop, "usage": self._usage()}
+        yield {"type": "message_stop"}
 
     def failed(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + msgspec.json.encode(error.messages_body) + b"\n\n"

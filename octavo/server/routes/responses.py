@@ -24,9 +24,16 @@ from octavo.server.formats.events import (
 )
 from octavo.server.logprobs import ContentLogprob
 from octavo.server.schema.responses import FunctionTool, ResponsesRequest
-from octavo.server.turn import ShimTurn
+from octavo.server.turn import ShimTurn, StreamEvent
 
 _ERROR_CODES: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+_IDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+"""What the ids of items begin with, by their types."""
+_OF_CALLS: Final = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+"""The field of a call that the model writes, and the name of its events, by the type of the item."""
 
 
 class InputTokensDetails(Struct, frozen=True):
@@ -125,25 +132,6 @@ class ModelResponse(Struct, kw_only=True):
     truncation: str = "disabled"
 
 
-class ResponseEvent(Struct, kw_only=True):
-    """An event of a stream; the fields depend on its type."""
-
-    type: str
-    sequence_number: int
-    response: ModelResponse | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    part: OutputPart | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    input: str | UnsetType = UNSET
-    logprobs: list[ContentLogprob] | UnsetType = UNSET
-
-
 async def stored(context: ServerContext, request: Request) -> Response:
     """Return an error: no response is stored."""
     raise ApiError(404, "responses are not stored; send the whole input each time", code="response_not_stored")
@@ -166,9 +154,9 @@ class _Output:
         self._without_text: list[ContentLogprob] = []
         self._num_noted = 0
 
-    def event(self, kind: str, **fields: Any) -> ResponseEvent:
+    def event(self, kind: str, **fields: Any) -> StreamEvent:
         self.num_events += 1
-        return ResponseEvent(type=kind, sequence_number=self.num_events - 1, **fields)
+        return {"type": kind, "sequence_number": self.num_events - 1, **fields}
 
     def note(self, logprobs: list[ContentLogprob], num_reasoning: int) -> None:
         """Keep the log-probabilities of new tokens for the next text: those of a part of a character, or an end, have
@@ -178,50 +166,45 @@ class _Output:
         num_kept = max(0, self._num_noted - num_reasoning)
         self._without_text = self._without_text[max(0, len(self._without_text) - num_kept) :]
 
-    def add(self, event: OutputEvent) -> Iterator[ResponseEvent]:
+    def add(self, event: OutputEvent) -> Iterator[StreamEvent]:
         match event:
             case TextDelta(text):
                 logprobs, self._without_text = self._without_text, []
                 if self._kind != "message":
-                    yield from self._begin(
-                        OutputItem(type="message", id="msg", status="", role="assistant", content=[])
-                    )
+                    yield from self._begin("message", role="assistant", content=[])
                 self._pieces.append(text)
                 self._logprobs += logprobs
                 yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
             case ReasoningDelta(text):
                 if self._kind != "reasoning":
-                    yield from self._begin(OutputItem(type="reasoning", id="rs", status="", summary=[], content=[]))
+                    yield from self._begin("reasoning", summary=[], content=[])
                 self._pieces.append(text)
                 yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
             case ToolCallBegin(_, call_id, name):
                 namespace, tool = self._tools.get(name, (None, None))
-                call: dict[str, Any] = {"status": "", "call_id": call_id, "name": name if tool is None else tool.name}
+                kind = "custom_tool_call" if tool is not None and tool.type == "custom" else "function_call"
+                call = {_OF_CALLS[kind][0]: "", "name": name if tool is None else tool.name}
                 if namespace is not None:
                     call["namespace"] = namespace
-                if tool is not None and tool.type == "custom":
-                    yield from self._begin(OutputItem(type="custom_tool_call", id="ctc", input="", **call))
-                else:
-                    yield from self._begin(OutputItem(type="function_call", id="fc", arguments="", **call))
+                yield from self._begin(kind, call_id=call_id, **call)
             case ToolCallDelta(_, arguments):
+                assert self._item is not None, "the call has begun"
                 self._pieces.append(arguments)
-                kind = "function_call_arguments" if self._kind == "function_call" else "custom_tool_call_input"
-                yield self._of_item(f"response.{kind}.delta", delta=arguments)
+                yield self._of_item(f"{_OF_CALLS[self._item.type][1]}.delta", delta=arguments)
             case ToolCallEnd(_, is_cut):
                 yield from self.end("incomplete" if is_cut else "completed")
 
-    def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
+    def end(self, status: str = "completed") -> Iterator[StreamEvent]:
         if self._item is not None and self._item.type == "message" and self._without_text:
             yield from self.add(TextDelta(""))
         item, text = self._item, "".join(self._pieces)
         if item is None:
             return
-        if item.type == "function_call":
-            item.arguments = text
-            yield self._of_item("response.function_call_arguments.done", name=item.name, arguments=text)
-        elif item.type == "custom_tool_call":
-            item.input = text
-            yield self._of_item("response.custom_tool_call_input.done", input=item.input)
+        if item.type in _OF_CALLS:
+            field, event = _OF_CALLS[item.type]
+            setattr(item, field, text)
+            named = {"name": item.name} if item.type == "function_call" else {}
+            yield self._of_item(f"{event}.done", **named, **{field: text})
         else:
             part = self._part(text)
             fields: dict[str, Any] = {} if part.logprobs is UNSET else {"logprobs": part.logprobs}
@@ -237,10 +220,10 @@ class _Output:
     def _kind(self) -> str | None:
         return None if self._item is None else self._item.type
 
-    def _begin(self, item: OutputItem) -> Iterator[ResponseEvent]:
+    def _begin(self, kind: str, **fields: Any) -> Iterator[StreamEvent]:
         yield from self.end()
-        item.id = f"{item.id}_{self._unique}_{len(self.items)}"
-        item.status = "in_progress"
+        item_id = f"{_IDS[kind]}_{self._unique}_{len(self.items)}"
+        item = OutputItem(type=kind, id=item_id, status="in_progress", **fields)
         self._item, self._pieces, self._logprobs = item, [], []
         self.items.append(item)
         begun = msgspec.structs.replace(item)
@@ -253,7 +236,7 @@ class _Output:
             return OutputPart(type="reasoning_text", text=text)
         return OutputPart(type="output_text", text=text, annotations=[], logprobs=self._logprobs)
 
-    def _of_item(self, kind: str, **fields: Any) -> ResponseEvent:
+    def _of_item(self, kind: str, **fields: Any) -> StreamEvent:
         return self.event(kind, item_id=self.items[-1].id, output_index=len(self.items) - 1, **fields)
 
 
@@ -278,10 +261,10 @@ class ModelTurn(ShimTurn[ResponsesRequest]):
         for _ in self.chunks(0, outputs[0]):
             pass
         *_, last = self.last_chunks()
-        assert isinstance(last.response, ModelResponse)
-        return last.response
+        response: ModelResponse = last["response"]
+        return response
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[ResponseEvent]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[StreamEvent]:
         if not self._output.num_events:
             yield self._output.event("response.created", response=self._response("in_progress"))
             yield self._output.event("response.in_progress", response=self._response("in_progress"))
@@ -293,7 +276,7 @@ class ModelTurn(ShimTurn[ResponsesRequest]):
             yield from self._output.add(event)
         self._finish_reason = self.finish_reason(completion)
 
-    def last_chunks(self) -> Iterator[ResponseEvent]:
+    def last_chunks(self) -> Iterator[StreamEvent]:
         status = "incomplete" if self._finish_reason == "length" else "completed"
         if not self._output.items:
             yield from self._output.add(TextDelta(""))

@@ -74,11 +74,11 @@ def test_reasoning_calls_and_text_are_blocks_of_their_own() -> None:
         TextDelta("b"),
     ]
     found = [event for each in written for event in blocks.add(each)] + list(blocks.end())
-    deltas = [event.delta.type for event in found if event.type == "content_block_delta"]  # type: ignore[union-attr]
+    deltas = [event["delta"]["type"] for event in found if event["type"] == "content_block_delta"]
     assert deltas == [
         *("thinking_delta", "signature_delta", "text_delta", "input_json_delta", "input_json_delta", "text_delta")
     ]
-    assert [event.index for event in found if event.type == "content_block_start"] == [0, 1, 2, 3]
+    assert [event["index"] for event in found if event["type"] == "content_block_start"] == [0, 1, 2, 3]
     assert [(block.type, block.text, block.thinking, block.input) for block in blocks.blocks if block.type] == [
         ("thinking", blocks.blocks[0].text, "hm", blocks.blocks[0].input),
         ("text", "a", blocks.blocks[1].thinking, blocks.blocks[1].input),

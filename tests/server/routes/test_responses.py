@@ -206,7 +206,7 @@ def test_reasoning_calls_and_text_are_items_of_their_own() -> None:
         ToolCallDelta(1, "*"),
     ]
     found = [event for each in written for event in output.add(each)] + list(output.end())
-    assert [event.type.removeprefix("response.") for event in found] == [
+    assert [event["type"].removeprefix("response.") for event in found] == [
         *("output_item.added", "content_part.added", "reasoning_text.delta"),
         *("reasoning_text.done", "content_part.done", "output_item.done"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
