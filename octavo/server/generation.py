@@ -119,6 +119,19 @@ class EngineRequests:
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     yield index, output
 
+    async def last_outputs(
+        self, prompts: Sequence[Prompt], params: SamplingParams | PoolingParams, field_names: Mapping[str, str]
+    ) -> list[RequestOutput]:
+        """Return the last output of each prompt, and count its tokens for the limits of the caller's key. Raises as
+        `outputs` does."""
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(self.outputs(prompts, params, field_names)) as outputs:
+            async for index, output in outputs:
+                last[index] = output
+                if self.meter is not None and output.finished:
+                    self.meter.spend(len(output.prompt_token_ids) + output.num_generated_tokens)
+        return [last[index] for index in range(len(prompts))]
+
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
     """Return the prompt such that it shares cached prefixes only with those of the caller's key or its group."""

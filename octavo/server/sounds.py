@@ -117,7 +117,7 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     pieces: list[SpokenPiece] = []
     start = 0
     for piece in cut_where_quiet(samples, rate, most_s):
-        prompt, stop = style.write(tools, Asked(asked, task, (piece, rate))), start + len(piece)
+        prompt, stop = style.prompt(tools, Asked(asked, task, (piece, rate))), start + len(piece)
         try:
             token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
         except InvalidRequest as error:

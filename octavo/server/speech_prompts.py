@@ -33,17 +33,27 @@ class Asked(NamedTuple):
 
 
 class SpeechStyle(NamedTuple):
-    """write: returns the prompt for a sound; raises InvalidRequest. marks: tokens that a tokenizer of the family has.
-    piece_s: seconds of the longest sound that the family was trained on. behind_language: what stands between the
-    language, where the model writes it, and the text. tokens_per_s: most tokens that a second of speech has, beyond
-    which the model repeats itself; None for any number."""
+    """write: makes the prompt for a sound. marks: tokens that a tokenizer of the family has. takes: those of the fields
+    language, prompt and hotwords that it reads. piece_s: seconds of the longest sound that the family was trained on.
+    behind_language: what stands between the language, where the model writes it, and the text. tokens_per_s: most
+    tokens that a second of speech has, beyond which the model repeats itself; None for any number."""
 
     write: Callable[[InputProcessor, Asked], Prompt]
-    marks: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     piece_s: float = MAX_SECONDS
     tasks: frozenset[Task] = frozenset({"transcribe"})
     behind_language: str = ""
     tokens_per_s: float | None = None
+
+    def prompt(self, tools: InputProcessor, asked: Asked) -> Prompt:
+        """Return the prompt for a sound. Raises InvalidRequest."""
+        for name in ("prompt", "hotwords"):
+            if name not in self.takes and getattr(asked.form, name):
+                raise no_text_before(name)
+        if "language" not in self.takes and asked.form.language is not None:
+            raise InvalidRequest("language is set, and this model hears it by itself; leave it out", field="language")
+        return self.write(tools, asked)
 
     def split(self, written: str) -> tuple[str | None, str] | None:
         """Return the code of the language, None for no known one, and the text so far; None while it is open which
@@ -73,7 +83,6 @@ def _is_unspaced(char: str) -> bool:
 
 def _voxtral(tools: InputProcessor, asked: Asked) -> Prompt:
     """The language, where one is given, stands before the last token."""
-    _refuse_prompt(asked.form)
     language = None if asked.form.language is None else asked.form.language.lower()
     if language is not None and not (len(language) == 2 and language.isascii() and language.isalpha()):
         raise InvalidRequest(f"language is {language!r}, expected a code of two letters such as en", field="language")
@@ -96,8 +105,6 @@ def _qwen3_asr(tools: InputProcessor, asked: Asked) -> Prompt:
 
 def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
     """The words of the task stand behind the sound."""
-    _refuse_prompt(asked.form)
-    _refuse_language(asked.form)
     assert tools.media.sounds is not None, "a model without sounds has no style"
     content = f"{tools.tokenizer.token_text(tools.media.sounds.marker)}{_in_words(asked, _GRANITE_WORDS)}"
     prompt = tools.render_chat(
@@ -108,15 +115,12 @@ def _granite(tools: InputProcessor, asked: Asked) -> Prompt:
 
 def _moonshine(tools: InputProcessor, asked: Asked) -> Prompt:
     """The sound is read beside the first token, and each model knows one language."""
-    _refuse_prompt(asked.form)
-    _refuse_language(asked.form)
     assert isinstance(tools.media.hearing, Waveform), "the style of a model that reads samples"
     return Prompt(token_ids=[tools.media.hearing.start], multi_modal_data={"audio": asked.sound})
 
 
 def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
     """The language, by default English, stands among the tokens before the text, which has punctuation."""
-    _refuse_prompt(asked.form)
     language = _named_language(asked.form.language or "en", known=_COHERE_LANGUAGES)
     marks = (*_COHERE_MARKS[:4], *[f"<|{language}|>"] * 2, *_COHERE_MARKS[4:])
     token_ids = [tools.tokenizer.token_id(each) or 0 for each in marks]
@@ -125,8 +129,6 @@ def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
 
 def _fun_asr(tools: InputProcessor, asked: Asked) -> Prompt:
     """The words of Fun-ASR's own code: terms to expect, then the task with the language of the text."""
-    if asked.form.prompt:
-        raise no_text_before("prompt")
     words, name = asked.form.hotwords or "", _named_language(asked.form.language, known=_FUN_ASR_LANGUAGES)
     if "<|" in words:
         raise InvalidRequest("hotwords has <|, with which special tokens begin; leave it out", field="hotwords")
@@ -138,15 +140,12 @@ def _fun_asr(tools: InputProcessor, asked: Asked) -> Prompt:
 
 def _behind(tools: InputProcessor, asked: Asked, words: Mapping[Task, str]) -> Prompt:
     """The words of the task stand behind the sound, as the template of chats has them."""
-    _refuse_prompt(asked.form)
-    _refuse_language(asked.form)
     text = {"type": "text", "text": _in_words(asked, words)}
     return tools.render_chat([{"role": "user", "content": [{"type": "audio", "audio": asked.sound}, text]}])
 
 
 def _omni(tools: InputProcessor, asked: Asked) -> Prompt:
     """The task in words stands behind the sound, with the language of the text."""
-    _refuse_prompt(asked.form)
     language = _named_language(asked.form.language)
     if asked.task == "translate":
         words = f"Translate this audio{f' from {language}' if language else ''} into {_target(asked.form)}."
@@ -173,17 +172,6 @@ def _named_language(given: str | None, field: str = "language", known: Mapping[s
     if given is not None and language is None:
         raise InvalidRequest(f"{field} is {given!r}, expected one of {', '.join(sorted(names))}", field=field)
     return language
-
-
-def _refuse_language(form: TranscriptionRequest) -> None:
-    if form.language is not None:
-        raise InvalidRequest("language is set, and this model hears it by itself; leave it out", field="language")
-
-
-def _refuse_prompt(form: TranscriptionRequest) -> None:
-    for name in ("prompt", "hotwords"):
-        if getattr(form, name):
-            raise no_text_before(name)
 
 
 def no_text_before(field: str) -> InvalidRequest:
@@ -229,25 +217,26 @@ _LANGUAGES: Final = {
 """Names by which models of Qwen know languages."""
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
-_GRANITE: Final = SpeechStyle(_granite, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
-_PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), (), piece_s=40.0, tasks=frozenset(_PHI4_WORDS))
-_OMNI: Final = SpeechStyle(_omni, (), piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
+_LANGUAGE: Final = ("language",)
+_GRANITE: Final = SpeechStyle(_granite, piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
+_PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), piece_s=40.0, tasks=frozenset(_PHI4_WORDS))
+_OMNI: Final = SpeechStyle(_omni, takes=_LANGUAGE, piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
 _STYLES: Final[Mapping[str, SpeechStyle]] = {
-    COHERE: SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), piece_s=35.0),
-    "FunAsrNanoForConditionalGeneration": SpeechStyle(_fun_asr, ("<|im_start|>",), piece_s=30.0),
+    COHERE: SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), _LANGUAGE, piece_s=35.0),
+    "FunAsrNanoForConditionalGeneration": SpeechStyle(_fun_asr, ("<|im_start|>",), ("language", "hotwords"), 30.0),
     "Gemma3nForConditionalGeneration": _OMNI,
     "Gemma4ForConditionalGeneration": _OMNI,
     "Gemma4UnifiedForConditionalGeneration": _OMNI,
-    "GlmAsrForConditionalGeneration": SpeechStyle(partial(_behind, words=_GLM_WORDS), (), piece_s=655.0),
+    "GlmAsrForConditionalGeneration": SpeechStyle(partial(_behind, words=_GLM_WORDS), piece_s=655.0),
     "GraniteSpeechForConditionalGeneration": _GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
     **dict.fromkeys(PHI4_SOUNDS, _PHI4),
-    MOONSHINE: SpeechStyle(_moonshine, (), piece_s=30.0, tokens_per_s=13.0),
+    MOONSHINE: SpeechStyle(_moonshine, piece_s=30.0, tokens_per_s=13.0),
     "Qwen2_5OmniForConditionalGeneration": _OMNI,
     "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     "Qwen3ASRForConditionalGeneration": SpeechStyle(
-        _qwen3_asr, (_ASR_TEXT,), piece_s=1200.0, behind_language=_ASR_TEXT
+        _qwen3_asr, (_ASR_TEXT,), ("language", "prompt", "hotwords"), 1200.0, behind_language=_ASR_TEXT
     ),
-    "VoxtralForConditionalGeneration": SpeechStyle(_voxtral, _VOXTRAL_MARKS),
+    "VoxtralForConditionalGeneration": SpeechStyle(_voxtral, _VOXTRAL_MARKS, _LANGUAGE),
 }
 """By architecture."""

@@ -76,7 +76,7 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
 
 
 def test_fun_asr_is_asked_in_its_own_words() -> None:
-    write = speech_prompts._STYLES["FunAsrNanoForConditionalGeneration"].write
+    write = speech_prompts._STYLES["FunAsrNanoForConditionalGeneration"].prompt
     sounds, tokenizer = SimpleNamespace(marker=7), SimpleNamespace(token_text=lambda token: f"<{token}>")
     tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), tokenizer=tokenizer)
 
@@ -204,10 +204,10 @@ def test_models_of_all_kinds_are_asked_in_words(task: Task, language: str | None
     assert style is not None
     assert task in style.tasks
     sound = (tone(0.1), RATE)
-    [message] = cast(Any, style.write(tools, Asked(TranscriptionRequest(language=language), task, sound)))
+    [message] = cast(Any, style.prompt(tools, Asked(TranscriptionRequest(language=language), task, sound)))
     assert message["content"] == [{"type": "audio", "audio": sound}, {"type": "text", "text": words}]
     with pytest.raises(InvalidRequest, match="prompt is set"):
-        style.write(tools, Asked(TranscriptionRequest(prompt="x"), task, sound))
+        style.prompt(tools, Asked(TranscriptionRequest(prompt="x"), task, sound))
 
 
 @pytest.mark.parametrize("architecture", ["Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"])
@@ -222,8 +222,8 @@ def test_phi_is_asked_in_the_words_of_its_card(architecture: str) -> None:
     }
     assert (style.tasks, style.piece_s) == (set(words), 40.0)
     for task, asked in words.items():
-        [message] = cast(Any, style.write(tools, Asked(TranscriptionRequest(), task, sound)))
+        [message] = cast(Any, style.prompt(tools, Asked(TranscriptionRequest(), task, sound)))
         assert message["content"] == [{"type": "audio", "audio": sound}, {"type": "text", "text": asked}]
     for field in ("prompt", "language"):
         with pytest.raises(InvalidRequest, match=f"{field} is set"):
-            style.write(tools, Asked(TranscriptionRequest(**{field: "en"}), "transcribe", sound))
+            style.prompt(tools, Asked(TranscriptionRequest(**{field: "en"}), "transcribe", sound))

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from octavo.server.formats.events import OutputEvent
-from octavo.server.formats.format import CallFormat
-from octavo.server.formats.marks import Found, Mark, Marks
+from octavo.server.formats.marks import Mark, Marks
 from octavo.server.formats.source import Malformed, Reading, Source
-from octavo.server.formats.writing import CallWriter, decoded, is_text, kept_in, name_in, quoted, typed
+from octavo.server.formats.writing import CallWriter, decoded, is_text, kept_in, quoted, typed
 
 _MOST_DEPTH: Final = 64
 _MOST_CHARS: Final = 4096
@@ -20,21 +19,7 @@ _KEY: Final = re.compile(r"[^:,{}\[\]\"]*")
 _BARE: Final = re.compile(r"[^,}\]]*")
 
 
-def read_lax(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
-    """Read the arguments of a call, whose name is in its mark. Plain JSON is read, too."""
-    name, is_cut = name_in(found), False
-    yield writer.begin(name, found)
-    try:
-        if (yield from source.peek()) == "{":
-            yield from _Values(source, writer, form.quote).read_object(writer.tools.get(name, {}), 0)
-        else:
-            yield from writer.piece("{}")
-    except Malformed:
-        is_cut = True
-    yield writer.end(is_cut=is_cut)
-
-
-class _Values:
+class LaxValues:
     """Reads values, and writes them as JSON while they come. quote: the mark on both sides of texts."""
 
     def __init__(self, source: Source, writer: CallWriter, quote: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from xml.sax.saxutils import unescape
 
 from octavo.server.formats.format import CallFormat, Content, TagFormat
-from octavo.server.formats.lax import read_lax
+from octavo.server.formats.lax import LaxValues
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
 from octavo.server.formats.source import Emit, Malformed, Reading, Source, Trimmed, nothing
 from octavo.server.formats.writing import CallWriter, decoded, is_text, is_value, kept_in, name_in, quoted, typed
@@ -30,14 +30,17 @@ Reader = Callable[[Source, CallFormat, CallWriter, Found | None], Reading[None]]
 no call; what follows the begin is an argument, whatever it is."""
 
 
-def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
-    yield writer.begin(name_in(found), found)
-    is_cut = False
+def _read_arguments(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
+    """Read the arguments of a call, whose name is in its mark."""
+    name, is_cut = name_in(found), False
+    yield writer.begin(name, found)
     try:
-        if (yield from source.peek()) == "{":
-            yield from source.json(writer.piece)
-        else:
+        if (yield from source.peek()) != "{":
             yield from writer.piece("{}")
+        elif form.content == "lax":  # plain JSON is read, too
+            yield from LaxValues(source, writer, form.quote).read_object(writer.tools.get(name, {}), 0)
+        else:
+            yield from source.json(writer.piece)
     except Malformed:
         is_cut = True
     yield writer.end(is_cut=is_cut)
@@ -324,5 +327,5 @@ READERS: Final[Mapping[Content, Reader]] = {
     "call": _read_calls,
     "tags": _read_tags,
     "pythonic": _read_pythonic,
-    "lax": read_lax,
+    "lax": _read_arguments,
 }

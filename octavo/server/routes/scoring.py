@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import aclosing
 from time import time
 from typing import Final, Literal
 
@@ -52,16 +51,8 @@ async def generative_scoring(context: ServerContext, request: Request) -> Genera
         detokenize=False,
         output_kind=OutputKind.FINAL_ONLY,
     )
-    last: dict[int, RequestOutput] = {}
-    async with (
-        context.open_requests.track(request.receive),
-        aclosing(requests.outputs(prompts, params, _NAMES)) as outputs,
-    ):
-        async for index, output in outputs:
-            last[index] = output
-            if requests.meter is not None and output.finished:
-                requests.meter.spend(len(output.prompt_token_ids) + output.num_generated_tokens)
-    found = [last[index] for index in range(len(prompts))]
+    async with context.open_requests.track(request.receive):
+        found = await requests.last_outputs(prompts, params, _NAMES)
     num_prompt = sum(len(each.prompt_token_ids) for each in found)
     num_new = sum(each.num_generated_tokens for each in found)
     return GenerativeScores(

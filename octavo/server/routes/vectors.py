@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -214,15 +213,8 @@ def _endpoint(
             asked, prompts = await context.texts.read(request, kind)
             requests = EngineRequests(context, request, asked, asked.id_prefix)
             names = {"prompt": asked.texts_field, "prompt_token_ids": asked.texts_field, **asked.names}
-            last: dict[int, RequestOutput] = {}
             async with context.open_requests.track(request.receive):
-                outputs = requests.outputs(prompts, asked.params(), names)
-                async with aclosing(outputs):
-                    async for index, output in outputs:
-                        if requests.meter is not None:
-                            requests.meter.spend(len(output.prompt_token_ids))
-                        last[index] = output
-                found = [last[index] for index in range(len(prompts))]
+                found = await requests.last_outputs(prompts, asked.params(), names)
                 model, vectors = context.models.name(asked.model), context.llm.input.vectors
                 done = _Done(requests.id, request.url.path, model, vectors, found)
                 if asked.encoding().format in BINARY:
