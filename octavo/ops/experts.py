@@ -200,7 +200,7 @@ class LinearStack(PreparedStack):
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
         shape, dtype = self._linears[0].shape, torch.float32 if in_float32 else x.dtype
-        out = x.new_zeros((len(routing.order), shape.outputs // 2 if shape.is_gated else shape.outputs), dtype=dtype)
+        out = x.new_zeros((len(routing.order), shape.columns), dtype=dtype)
         if x.is_meta:
             return out
         starts = routing.starts.tolist()

@@ -36,6 +36,11 @@ class LinearShape:
     all_outputs: int = 0
     """Outputs of all ranks that share the weight; 0 where these are all."""
 
+    @property
+    def columns(self) -> int:
+        """Columns of the product: half of the outputs where one half is the gate of the other."""
+        return self.outputs // 2 if self.is_gated else self.outputs
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -192,15 +197,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class PlainLinear(PreparedLinear):
     """The weight as the checkpoint has it, multiplied by torch. State: `weight` [outputs, inputs], perhaps `bias`."""
 
+    def __init__(
+        self, shape: LinearShape, state: Mapping[str, Tensor], activate: Callable[[Tensor], Tensor] = silu_and_mul
+    ) -> None:
+        """activate: returns silu(gate) * up of the product of a gated weight."""
+        super().__init__(shape, state)
+        self._activate = activate
+
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         product = linear(x, self._state["weight"], self._state.get("bias"))
         if add is not None:
             product = (product + add).to(x.dtype)
-        return self._activated(product) if self.shape.is_gated else product
-
-    def _activated(self, product: Tensor) -> Tensor:
-        """Return silu(gate) * up of the product of a gated weight."""
-        return silu_and_mul(product)
+        return self._activate(product) if self.shape.is_gated else product
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)

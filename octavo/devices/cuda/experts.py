@@ -39,8 +39,8 @@ def num_tiles(stack: PreparedStack, routing: Routing, rows: int) -> int:
 def room_for_rows(stack: PreparedStack, routing: Routing, shape: LinearShape, x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the result tensor [pairs, outputs], zeroed if some rows may belong to experts outside the stack."""
     has_all = stack.experts == len(routing.starts) - 1
-    width = shape.outputs // 2 if shape.is_gated else shape.outputs
-    return (torch.empty if has_all else torch.zeros)((len(routing.order), width), dtype=dtype, device=x.device)
+    make = torch.empty if has_all else torch.zeros
+    return make((len(routing.order), shape.columns), dtype=dtype, device=x.device)
 
 
 class GroupedStack(PreparedStack):

@@ -27,7 +27,7 @@ class PanelStack(PreparedStack):
         super().__init__(state, first)
         assert all(tensor.is_contiguous() for tensor in state.values()), "experts lie one after the other"
         self._shape, self._empty, self._is_quantized = shape, runtime.empty, code is not None
-        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
+        self._columns = shape.columns
         panels, order, bias = (state[name].data_ptr() if name in state else 0 for name in ("panels", "order", "bias"))
         sizes = (shape.outputs, shape.inputs)
         self._weights: tuple[int, ...]

@@ -55,7 +55,7 @@ class Panels(PreparedLinear):
     def __init__(self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
         super().__init__(shape, state)
         self._empty = runtime.empty
-        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
+        self._columns = shape.columns
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
         out = self._empty((x.shape[0], self._columns), dtype)

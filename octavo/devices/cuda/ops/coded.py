@@ -4,7 +4,6 @@ weights that are quantised while loading."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import lcm
 from typing import Any, Final
@@ -98,28 +97,33 @@ def unpack(spec: CodeSpec, packed: Tensor, inputs: int) -> Tensor:
     return codes.char() - 8 if is_signed else codes
 
 
-@dataclass(frozen=True)
-class _Product:
-    """Products with one coded weight, or with those of a stack. state: tensors of the spec with packed codes, perhaps
-    `bias`; of a stack, each has a further dimension in front."""
+class TritonCodes(CodedLinear):
+    """State: the tensors of the spec with packed codes, perhaps `bias`; of a stack, each has a further dimension in
+    front."""
 
-    runtime: CudaRuntime
-    spec: CodeSpec
-    shape: LinearShape
-    state: Mapping[str, Tensor]
+    def __init__(self, runtime: CudaRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, shape, state)
+        self.spec, self._launch = spec, runtime.launch
 
-    def __call__(self, x: Tensor, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
-        """Return the product of x with the weight, plus `add`, in a type."""
-        shape, rows = self.shape, len(x)
-        width = shape.outputs // 2 if shape.is_gated else shape.outputs
-        out = torch.empty((rows, width), dtype=dtype, device=x.device)
-        codes = self.quantized(x)
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self._product(x, self.shape.dtype, add)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        own = {name: tensor if name == "order" else tensor[ids] for name, tensor in self._state.items()}
+        own["codes"] = unpack(self.spec, own["codes"], self.shape.inputs)
+        return self.spec.dequantized(own).to(self.shape.dtype)
+
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
+        codes, tile = self.quantized(x), tile_of(self.spec, len(x))
+        out = torch.empty((len(x), self.shape.columns), dtype=dtype, device=x.device)
         unused = codes[-1]  # in the place of what is read of stacks
-        tile = tile_of(self.spec, rows)
-        self.launch(codes, out, -(-rows // tile["BM"]), tile, add, ((unused, unused), (0, 0), {"E": 0}))
+        self.multiply(codes, out, -(-len(x) // tile["BM"]), tile, add, ((unused, unused), (0, 0), {"E": 0}))
         return out
 
-    def launch(
+    def multiply(
         self,
         quantized: tuple[Tensor, Tensor],
         out: Tensor,
@@ -129,12 +133,12 @@ class _Product:
         grouped: tuple[tuple[Tensor, Tensor], tuple[int, int], dict[str, Any]],
     ) -> None:
         """Write products to `out`. quantized: the rows of x. grouped: which of them an expert has."""
-        spec, shape, state, (codes, scales) = self.spec, self.shape, self.state, quantized
+        spec, shape, state, (codes, scales) = self.spec, self.shape, self._state, quantized
         groups, (tensors, numbers, constants) = state["scales"], grouped
         zeros = state.get("zeros", state.get("minimums", groups))
         supers = (state.get("super_scales", groups), state.get("super_minimums", groups))
         options: dict[str, Any] = {"OF_TOKENS": False, **constants, **UNFUSED, **tile}
-        self.runtime.launch(
+        self._launch(
             "coded.coded_linear",
             (num_tiles, -(-out.shape[1] // tile["BN"])),
             *(codes, scales, state["codes"], groups, zeros, *supers, state.get("bias", groups)),
@@ -160,8 +164,8 @@ class _Product:
         codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
         scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
         options: dict[str, Any] = {**UNFUSED, **QUANTIZED}
-        order, whose = self.state.get("order", codes), codes if owners is None else owners
-        self.runtime.launch(
+        order, whose = self._state.get("order", codes), codes if owners is None else owners
+        self._launch(
             "coded.quantize",
             (tokens,),
             *(x, order, whose, codes, scales, x.stride(0), tokens, inputs, padded),
@@ -173,44 +177,25 @@ class _Product:
         return codes, scales
 
 
-class TritonCodes(CodedLinear):
-    """State: the tensors of the spec with packed codes, perhaps `bias`."""
-
-    def __init__(self, runtime: CudaRuntime, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
-        super().__init__(spec, shape, state)
-        self._product = _Product(runtime, spec, shape, self._state)
-
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        return self._product(x, self.shape.dtype, add)
-
-    def in_float32(self, x: Tensor) -> Tensor:
-        return self._product(x, torch.float32)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        own = {name: tensor if name == "order" else tensor[ids] for name, tensor in self._state.items()}
-        own["codes"] = unpack(self._spec, own["codes"], self.shape.inputs)
-        return self._spec.dequantized(own).to(self.shape.dtype)
-
-
 class TritonStack(PreparedStack):
     """Weights of experts with the state of `TritonCodes`, multiplied by the same kernel."""
 
-    def __init__(self, product: _Product, first: int) -> None:
-        super().__init__(product.state, first)
-        self._product = product
+    def __init__(self, codes: TritonCodes, first: int) -> None:
+        super().__init__(codes.state(), first)
+        self._codes = codes
 
     def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
-        product = self._product
-        out = room_for_rows(self, routing, product.shape, x, torch.float32 if in_float32 else x.dtype)
+        codes = self._codes
+        out = room_for_rows(self, routing, codes.shape, x, torch.float32 if in_float32 else x.dtype)
         owners = None
-        if product.spec.has_order:  # each expert has its own: so each pair has codes of its own
+        if codes.spec.has_order:  # each expert has its own: so each pair has codes of its own
             x = x[routing.order.long() // routing.weights.shape[1]] if of_tokens else x
             places = torch.arange(len(x), dtype=torch.int32, device=x.device)
             owners = torch.searchsorted(routing.starts[1:], places, right=True, out_int32=True) - self.first
             owners, of_tokens = owners.clamp(0, self.experts - 1), False
-        tile = tile_of(product.spec, len(out) // self.experts)
+        tile = tile_of(codes.spec, len(out) // self.experts)
         grouped = grouped_arguments(self, routing, of_tokens=of_tokens)
-        product.launch(product.quantized(x, owners), out, num_tiles(self, routing, tile["BM"]), tile, None, grouped)
+        codes.multiply(codes.quantized(x, owners), out, num_tiles(self, routing, tile["BM"]), tile, None, grouped)
         return out
 
 
@@ -235,7 +220,7 @@ class PackedFormat(CodedFormat):
         return TritonCodes(self._runtime, self.spec, shape, state)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return TritonStack(_Product(self._runtime, self.spec, shape, state), first)
+        return TritonStack(TritonCodes(self._runtime, self.spec, shape, state), first)
 
 
 class Float8Linear(InvariantLinear):

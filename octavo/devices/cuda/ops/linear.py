@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +75,7 @@ class InvariantLinear(PlainLinear):
         return self._product(x, x.dtype, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return self._product(x, torch.float32, None)
+        return self._product(x, torch.float32)
 
     def by_head(self, x: Tensor, outputs: int) -> Tensor:
         heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)
@@ -84,18 +85,13 @@ class InvariantLinear(PlainLinear):
         ]
         return torch.stack(found, dim=1)
 
-    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
-        gated, chunks, group = self.shape.is_gated, self._chunks(), self._group
-        return multiplied(self._runtime, x, self._given, dtype, add=add, gated=gated, chunks=chunks, group=group)
-
-    def _chunks(self) -> Chunks | None:
-        if self.shape.is_gated:
-            return None
-        return Chunks(*chunks_of(self._columns(), self.shape.inputs), self._arrived)
-
-    def _columns(self) -> int:
-        """Return the columns from which chunks follow; those of all ranks are known when the weight is made."""
-        return self.shape.all_outputs or self.shape.outputs
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None = None) -> Tensor:
+        shape, chunks = self.shape, None
+        if not shape.is_gated:
+            # of the columns of all ranks, which are known when the weight is made
+            chunks = Chunks(*chunks_of(shape.all_outputs or shape.outputs, shape.inputs), self._arrived)
+        given = self._runtime, x, self._given, dtype
+        return multiplied(*given, add=add, gated=shape.is_gated, chunks=chunks, group=self._group)
 
 
 def tile_of(tokens: int, columns: int, dtype: torch.dtype, *, gated: bool) -> dict[str, int]:
@@ -160,28 +156,20 @@ def multiplied(
     return out
 
 
-class CublasLinear(InvariantLinear):
+class CublasLinear(PlainLinear):
     """The weight as the checkpoint has it, multiplied by cuBLAS, with few rows by the kernel that reads it fastest. A
-    gated product is activated in one launch. On several ranks the order of sums is that of the share."""
+    gated product is activated in one launch."""
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
-        super().__init__(shape, state, runtime)
-        self._silu_and_mul = make_gated("silu_and_mul", runtime)
+        super().__init__(shape, state, make_gated("silu_and_mul", runtime))
+        # on several ranks the order of sums is that of the share
+        self._of_few = InvariantLinear(replace(shape, all_outputs=0), state, runtime)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        return super().__call__(x, add) if _has_few(x) else PlainLinear.__call__(self, x, add)
+        return self._of_few(x, add) if _has_few(x) else super().__call__(x, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return super().in_float32(x) if _has_few(x) else PlainLinear.in_float32(self, x)
-
-    def by_head(self, x: Tensor, outputs: int) -> Tensor:
-        return PlainLinear.by_head(self, x, outputs)
-
-    def _columns(self) -> int:
-        return self.shape.outputs
-
-    def _activated(self, product: Tensor) -> Tensor:
-        return self._silu_and_mul(product)
+        return self._of_few.in_float32(x) if _has_few(x) else super().in_float32(x)
 
 
 def _has_few(x: Tensor) -> bool:
@@ -191,7 +179,7 @@ def _has_few(x: Tensor) -> bool:
 class CudaFormat(PlainFormat):
     """Weights as they are, multiplied by a class of products; those of experts are one kernel."""
 
-    def __init__(self, product: type[InvariantLinear], runtime: CudaRuntime) -> None:
+    def __init__(self, product: Callable[..., PlainLinear], runtime: CudaRuntime) -> None:
         self._product, self._runtime = product, runtime
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from octavo.devices.cuda.runtime import CudaRuntime, dense, implementation, power_of_2
 from octavo.ops.recurrent import NO_LIMITS, Limits, TokenRows
+from octavo.ops.registry import Implementation
 
 CHANNELS: Final = 256
 """Of a program of a convolution."""
@@ -52,20 +54,13 @@ def short_convolution(
     return out
 
 
-def _recurrence(
-    runtime: CudaRuntime,
-    inputs: tuple[Tensor, ...],
-    numbers: tuple[Tensor, ...],
-    limits: Limits,
-    states: Tensor,
-    metadata: TokenRows,
-) -> Tensor:
+def _recurrence(runtime: CudaRuntime, *arguments: Any, limits: Limits = NO_LIMITS) -> Tensor:
     """Return [tokens, heads, value_dim].
 
-    inputs: query, key, value, step, and of the delta rule beta. numbers: decay_log, step_bias, and of Mamba2 skip, of
-    the delta rule perhaps factors. Mamba, whose decay_log is a matrix, has one head.
+    arguments: query, key, value, step, and of the delta rule beta; numbers, states and rows. Numbers are decay_log,
+    step_bias, and of Mamba2 skip, of the delta rule perhaps factors. Mamba, whose decay_log is a matrix, has one head.
     """
-    query, key, value, step, *others = inputs
+    query, key, value, step, *others, numbers, states, metadata = arguments
     heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     beta, width, is_selective = others[0] if others else step, power_of_2(key_dim), numbers[0].dim() == 2
@@ -92,29 +87,22 @@ def _recurrence(
     return out
 
 
-def gated_delta_rule(runtime: CudaRuntime, *arguments: Any) -> Tensor:
-    """Return what `octavo.ops.recurrent.gated_delta_rule` does."""
-    *inputs, numbers, states, metadata = arguments
-    return _recurrence(runtime, tuple(inputs), numbers, NO_LIMITS, states, metadata)
-
-
 def bounded_delta_rule(runtime: CudaRuntime, *arguments: Any) -> Tensor:
     """Return what `octavo.ops.recurrent.bounded_delta_rule` does."""
     *inputs, (decay_log, step_bias, bound), states, metadata = arguments
-    return _recurrence(runtime, tuple(inputs), (decay_log, step_bias), (0.0, bound), states, metadata)
+    return _recurrence(runtime, *inputs, (decay_log, step_bias), states, metadata, limits=(0.0, bound))
 
 
 def mamba2_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
     """Return what `octavo.ops.recurrent.mamba2_scan` does."""
-    *inputs, numbers, limits, states, metadata = arguments
-    return _recurrence(runtime, tuple(inputs), numbers, limits, states, metadata)
+    *given, limits, states, metadata = arguments
+    return _recurrence(runtime, *given, states, metadata, limits=limits)
 
 
 def selective_scan(runtime: CudaRuntime, *arguments: Any) -> Tensor:
     """Return what `octavo.ops.recurrent.selective_scan` does."""
-    *inputs, step, numbers, states, metadata = arguments
-    given = (*(each.unsqueeze(1) for each in inputs), step)
-    return _recurrence(runtime, given, numbers, NO_LIMITS, states, metadata).squeeze(1)
+    query, key, value, *others = arguments
+    return _recurrence(runtime, *(each.unsqueeze(1) for each in (query, key, value)), *others).squeeze(1)
 
 
 def gated_rms_norm(
@@ -143,9 +131,7 @@ def _rows(states: Tensor, metadata: TokenRows) -> tuple[tuple[Tensor, ...], tupl
     return tensors, (states.stride(0), tables.stride(0))
 
 
-IMPLEMENTATIONS = tuple(
-    map(
-        implementation,
-        (short_convolution, gated_delta_rule, bounded_delta_rule, mamba2_scan, selective_scan, gated_rms_norm),
-    )
+IMPLEMENTATIONS = (
+    *map(implementation, (short_convolution, bounded_delta_rule, mamba2_scan, selective_scan, gated_rms_norm)),
+    Implementation("gated_delta_rule", "triton", lambda runtime: partial(_recurrence, runtime)),
 )
