@@ -12,9 +12,11 @@ from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
-from octavo.config.explain import model_facts, platform_facts, render_facts, render_table
+from octavo.config.explain import MemoryPlan, model_facts, platform_facts, render_facts, render_table
 from octavo.config.replicas import replica_config
-from octavo.config.schema import EngineConfig
+from octavo.config.schema import EngineConfig, ModelConfig
+from octavo.core.cache_limits import CacheLimits
+from octavo.core.messages import CoreReady
 from octavo.platform import Platform
 
 _MANY, _INDENT = 4, "    "
@@ -39,7 +41,7 @@ def explain(*, given: Given) -> int:
     if num_replicas > 1:
         say(f"each of {num_replicas} replicas has the following", end="\n\n")
     for plan in plans:
-        say(plan, end="\n\n")
+        say(plan.render(), end="\n\n")
     if disk is not None:
         say(render_facts("kept KV", [("kv_disk", disk)]), end="\n\n")
     if config.speculative is not None:
@@ -47,6 +49,7 @@ def explain(*, given: Given) -> int:
 
         say(render_facts("speculation", speculation_facts(config.speculative)), end="\n\n")
     say(render_operators(operators))
+    check_files(config.model, plans, config.scheduler.max_num_batched_tokens)
     return 0
 
 
@@ -65,10 +68,24 @@ def render_operators(choices: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
-def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]], str | None]:
-    """Return the memory plan of each rank, as text, the choices of operators, and what is fetched from kv_disk.
+def check_files(model: ModelConfig, plans: list[MemoryPlan], max_num_batched_tokens: int) -> None:
+    """Raise what a start would of the tokenizer, the chat template, the context length and what encoders read. Raises
+    CheckpointError or ConfigError."""
+    from octavo.engine.core_start import encoder_examples, fitting_max_model_len
+    from octavo.engine.input_turns import open_compiled
 
-    Ranks are asked one after the other, in this process and without the others. Raises ConfigError.
+    open_compiled(model)
+    limits = CacheLimits.of_ranks([plan.cache for plan in plans])
+    max_model_len = fitting_max_model_len(model, limits)
+    ready = CoreReady(cache=limits, max_model_len=max_model_len, vocab_size=model.vocab_size, plan="")
+    encoder_examples(model, ready, max_num_batched_tokens)
+
+
+def prepared(config: EngineConfig) -> tuple[list[MemoryPlan], list[tuple[str, str, str]], str | None]:
+    """Return the memory plan of each rank, the choices of operators, and what is fetched from kv_disk.
+
+    Ranks are asked one after the other, in this process and without the others. Raises ConfigError, and CheckpointError
+    for weight files, where there are some, that do not belong to the config.
     """
     from octavo.engine.core_start import agreed
     from octavo.worker.worker import Worker
@@ -76,7 +93,7 @@ def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]
     num_ranks = config.device.num_ranks
     workers = [Worker(config, rank=rank) for rank in range(num_ranks)]
     plans = agreed([worker.prepare(is_dry=True) for worker in workers])
-    return [plan.render() for plan in plans], workers[0].op_choices(), workers[0].explain_disk()
+    return plans, workers[0].op_choices(), workers[0].explain_disk()
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:

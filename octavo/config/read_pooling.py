@@ -27,6 +27,7 @@ from octavo.config.projections import PROJECTED, with_projection
 from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_retrieval import RETRIEVAL
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
+from octavo.config.task_adapters import task_adapter
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from octavo.errors import CheckpointError, ConfigError
 from octavo.gguf.encoders import dense_layers
@@ -58,6 +59,7 @@ def pooling_config(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig |
     """Return how the checkpoint makes vectors; None where it generates text. Raises CheckpointError, UnsupportedModel
     or ConfigError."""
     found = _of_files(args, checkpoint)
+    task_adapter(checkpoint, checkpoint.path)  # refuses a wrong task
     if found is None and args.pooler_config:
         raise ConfigError("pooler_config is set, but the model generates text; set runner to pooling, or leave it out")
     return found if found is None else with_overrides(found, args.pooler_config)

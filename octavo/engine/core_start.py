@@ -10,6 +10,7 @@ from octavo.config.explain import MemoryPlan
 from octavo.config.kv_events import kv_events_config
 from octavo.config.schema import ModelConfig
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor
@@ -53,6 +54,13 @@ def publish_events(
 
 def try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> None:
     """Encode an image and a sound where the model reads such. Raises CheckpointError where it cannot."""
+    if examples := encoder_examples(model, ready, max_num_tokens):
+        executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])
+
+
+def encoder_examples(model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> list[MediaInput]:
+    """Return what encoders read of an image and a sound, where the model reads such. Raises CheckpointError where its
+    files cannot be read."""
     ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
 
     def encode(text: str, _: bool) -> list[int]:
@@ -60,8 +68,7 @@ def try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_n
 
     reader = MediaReader(model, ready, encode, max_num_tokens, splits_images=False)
     reader.warn_of_unread()
-    if examples := reader.examples():
-        executor.call("encode_media", [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in examples])
+    return reader.examples()
 
 
 def fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

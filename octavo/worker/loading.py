@@ -118,10 +118,15 @@ class RankParts:
                     f"{config.model.path} has another model: its {name} is {their}, that of this engine {our}; give a "
                     "checkpoint of the same model, or start another engine"
                 )
-        opened.check_tensors()
-        if draft is not None:
-            draft.check_tensors()
-        return replace(self, opened=opened, draft=draft, model=config.model)
+        parts = replace(self, opened=opened, draft=draft, model=config.model)
+        parts.check_tensors()
+        return parts
+
+    def check_tensors(self) -> None:
+        """Compare the checkpoints with what the models read. Raises CheckpointError."""
+        self.opened.check_tensors()
+        if self.draft is not None:
+            self.draft.check_tensors()
 
     @property
     def is_recordable(self) -> bool:

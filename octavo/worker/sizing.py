@@ -47,9 +47,12 @@ class Sizing:
     def plan(self, *, is_dry: bool = False) -> MemoryPlan:
         """Return how the memory is divided before anything is loaded.
 
-        What is measured later counts as nothing, so that this refuses what cannot fit; with `is_dry` it is planned too.
-        Raises ConfigError, with a remedy, where there is too little.
+        What is measured later counts as nothing, so that this refuses what cannot fit; with `is_dry` it is planned too,
+        and weight files are compared with the config. Raises ConfigError, with a remedy, where there is too little, and
+        CheckpointError for files that do not belong to the config.
         """
+        if is_dry and self._parts.model.load_format != "dummy":
+            self._parts.check_tensors()
         sizes = self._find_sizes(has_steps=is_dry or not self.is_measured)
         self._sizes = replace(sizes, activations_because=_PLANNED) if self.is_measured else sizes
         return self._divided(self._sizes)

@@ -91,12 +91,34 @@ def test_a_checkpoint_without_weights_can_be_explained(tiny_model: str, tmp_path
     assert "there is no model family UnheardOf yet" in command("explain", str(tmp_path), code=EXIT_ERROR).err
 
 
+def test_what_a_start_refuses_is_named_after_the_plan(tiny_model: str, tmp_path: Path, command: Command) -> None:
+    shutil.copy(Path(tiny_model) / "config.json", tmp_path)
+    shown = command("explain", str(tmp_path), code=EXIT_ERROR)
+    assert "\nmemory plan" in shown.out
+    assert "has no tokenizer.json" in shown.err
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    edit_config(tmp_path, intermediate_size=48)
+    assert "the two do not belong together" in command("explain", str(tmp_path), code=EXIT_ERROR).err
+
+
+def test_a_wrong_task_is_refused_without_weights(tiny_model: str, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(Path(tiny_model), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors*"))
+    folder = tmp_path / "adapters" / "retrieval"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    edit_config(tmp_path, architectures=["JinaEmbeddingsV5Model"], model_type="qwen3", jina_task="retrieve")
+    error = command("explain", str(tmp_path), code=EXIT_ERROR).err
+    assert 'jina_task is "retrieve", expected a task that this checkpoint has an adapter for (retrieval)' in error
+
+
 def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_model: str) -> None:
     config = configure(EngineArgs(model=tiny_model, kv_cache_memory="8MiB"))
-    (alone,), operators, _ = prepared(config)
+    (only,), operators, _ = prepared(config)
+    alone = only.render()
     assert alone.startswith("memory plan (")
     device = dataclasses.replace(config.device, tensor_parallel_size=2, pipeline_parallel_size=2)
-    plans, _, _ = prepared(msgspec.structs.replace(config, device=device))
+    shared, _, _ = prepared(msgspec.structs.replace(config, device=device))
+    plans = [plan.render() for plan in shared]
     assert [re.findall(r"\b[0-3] of 4\b.*", plan) != [] for plan in plans] == [True] * 4
     assert len({re.findall(r"([\d,]+) blocks of 16", plan)[0] for plan in plans}) == 1
     assert ["available to this rank, its share" in plan for plan in (alone, *plans)] == [False] + [True] * 4

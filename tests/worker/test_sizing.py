@@ -124,7 +124,7 @@ def test_a_draft_model_guesses_in_these_steps(path: Path, tmp_path: Path, monkey
 def test_what_explain_shows_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MeasuredDevice, "frees", [16 * FREE])
     ((shown,), _, _) = prepared(make_config(path, device="reference"))
-    (line,) = [each for each in shown.splitlines() if "at start it is measured" in each]
+    (line,) = [each for each in shown.render().splitlines() if "at start it is measured" in each]
     assert "activations" in line
     assert " 0 B" not in line
 
