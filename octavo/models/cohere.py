@@ -10,8 +10,7 @@ from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.models.blocks import GatedDecoder, ParallelLayer, head_layer_norms
 from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
 from octavo.models.fields import BIAS, HEAD_DIM, TIED, Read, chosen, eps, fields
-from octavo.models.sparse import Mixture, read_stored, sparse_by_kind
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import NORMALIZED, Mixture, read_mixture, sparse_by_kind
 
 
 class CohereForCausalLM(GatedDecoder):
@@ -47,16 +46,16 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
 
 def _averaged(c: Checkpoint) -> Mixture:
-    kind, width = c.expect("expert_selection_fn", "softmax", "sigmoid"), c.positive("intermediate_size")
-    is_normalized = kind == "softmax" or c.bool("norm_topk_prob", True)
-    shared = c.optional_positive("num_shared_experts") or 0
+    kind, shared = c.expect("expert_selection_fn", "softmax", "sigmoid"), c.count("num_shared_experts", 0)
     has_mean = c.expect("shared_expert_combination_strategy", "average", "sum") == "average"
-    return Mixture(
-        experts=c.positive("num_experts", 8),
-        width=width,
-        rule=RouterRule(c.positive("num_experts_per_tok", 2), kind, is_normalized=is_normalized),
-        stored=read_stored(c),
-        shared_width=shared * width,
+    return read_mixture(
+        c,
+        experts=("num_experts", 8),
+        width="intermediate_size",
+        top_k=("num_experts_per_tok", 2),
+        score=kind,
+        is_normalized=kind == "softmax" or NORMALIZED[True],
+        shared=shared,
         output_factor=0.5 if shared and has_mean else 1.0,
     )
 

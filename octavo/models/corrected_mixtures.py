@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
 from octavo.models.fields import BETWEEN, BIAS, EPS, HEAD_DIM, MLP_BIAS, TIED, Read, chosen, fields, flag
 from octavo.models.sparse import (
+    COUNTS,
+    EITHER,
+    NORMALIZED,
     NUMBERED,
     Mixture,
     corrected,
     dense_first,
     numbered_names,
     read_mixture,
-    read_stored,
     sparse_by_kind,
-    stated_counts,
-    usual_mixture,
 )
-from octavo.ops.experts import RouterRule
 
-_COUNTS = ("num_experts", "num_shared_experts")
-
-
-def _of_routes(c: Checkpoint) -> Mixture:
-    rule = RouterRule(
-        c.positive("num_experts_per_tok", 6),
-        "sigmoid",
-        is_normalized=c.expect("route_norm", True),
-        factor=c.positive_float("route_scale", 1.0),
-    )
-    return read_mixture(c, rule, correction="expert_bias", counts=_COUNTS)
-
-
-def _behind_dense(c: Checkpoint) -> tuple[bool, ...]:
-    dense = c.int("num_dense_layers", 1)
-    return tuple(layer >= dense for layer in range(c.positive("num_hidden_layers")))
+_NUM_EXPERTS: Final = fields(experts="num_experts", shared=("num_shared_experts", 0))
 
 
 class AfmoeForCausalLM(GatedDecoder):
@@ -48,10 +33,17 @@ class AfmoeForCausalLM(GatedDecoder):
 
     RENAMED = BETWEEN
     REPLACED = {".mlp.router.gate.": ".mlp.gate."}
-    EXPECTED = fields(score_func="sigmoid", n_group=1)
+    EXPECTED = fields(score_func="sigmoid", n_group=1, route_norm=True)
     FIELDS = fields(
-        mixture=Read(_of_routes),
-        sparse=Read(_behind_dense),
+        mixture=Read(
+            read_mixture,
+            top_k=("num_experts_per_tok", 6),
+            score="sigmoid",
+            factor=("route_scale", 1.0),
+            correction="expert_bias",
+            **_NUM_EXPERTS,
+        ),
+        sparse=Read(dense_first, 1, "num_dense_layers"),
         norm_eps=EPS,
         bias=BIAS,
         qk_norms=head_norms,
@@ -65,11 +57,6 @@ class AfmoeForCausalLM(GatedDecoder):
         layer=SandwichLayer,
         turns_all=False,
     )
-
-
-def _of_softmax(c: Checkpoint) -> Mixture:
-    rule = RouterRule(c.positive("num_experts_per_tok"), is_normalized=c.bool("norm_topk_prob", True))
-    return read_mixture(c, rule, counts=stated_counts(c))
 
 
 class BailingMoeForCausalLM(GatedDecoder):
@@ -87,7 +74,7 @@ class BailingMoeForCausalLM(GatedDecoder):
         qkv_bias=flag("use_qkv_bias"),
         out_bias=flag("use_bias"),
         qkv_reads=(),
-        mixture=Read(_of_softmax),
+        mixture=Read(read_mixture, is_normalized=NORMALIZED[True], **COUNTS),
         sparse=Read(dense_first, 0),
     )
 
@@ -106,7 +93,7 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
     RENAMED = BailingMoeForCausalLM.RENAMED
     EXPECTED = fields(score_function="sigmoid", moe_router_enable_expert_bias=True, use_bias=False)
     FIELDS = fields(
-        mixture=Read(lambda c: corrected(c, factor=2.5, correction="gate.expert_bias", counts=stated_counts(c))),
+        mixture=Read(corrected, factor=2.5, correction="gate.expert_bias", **COUNTS),
         rotary_share=1.0,
         qkv_bias=Read(lambda c: c.bool("use_qkv_bias", c.bool("attention_bias", False))),
         qkv_reads=(),
@@ -119,7 +106,7 @@ SarvamMoEForCausalLM = BailingMoeV2ForCausalLM
 
 
 def _of_totals(c: Checkpoint) -> Mixture:
-    mixture = corrected(c, correction="gate.expert_bias", counts=stated_counts(c))
+    mixture = corrected(c, correction="gate.expert_bias", **COUNTS)
     stated = c.optional_positive("moe_shared_expert_intermediate_size") if mixture.shared_width else None
     return replace(mixture, shared_width=stated or mixture.shared_width)
 
@@ -145,21 +132,8 @@ class Dots1ForCausalLM(GatedDecoder):
         qk_norms=head_norms,
         bias=BIAS,
         windows=Read(lambda c: read_windows(c, is_windowed=c.values.get("max_window_layers") is not None)),
-        mixture=Read(corrected, is_normalized=False),
+        mixture=Read(corrected, is_normalized=NORMALIZED[False]),
         sparse=Read(dense_first, 0),
-    )
-
-
-def _shifted_softmax(c: Checkpoint) -> Mixture:
-    width = c.positive("moe_intermediate_size")
-    return Mixture(
-        experts=c.positive("moe_num_experts"),
-        width=width,
-        rule=RouterRule(c.positive("moe_k", c.positive("num_experts_per_tok", 6)), is_normalized=True),
-        stored=read_stored(c),
-        correction="moe_statics.e_score_correction_bias",
-        is_correction_row=True,
-        shared_width=width * c.count("moe_num_shared_experts", 2),
     )
 
 
@@ -177,7 +151,20 @@ class Ernie4_5_MoeForCausalLM(GatedDecoder):  # noqa: N801
     Source: Baidu's releases.
     """
 
-    FIELDS = fields(mixture=Read(_shifted_softmax), sparse=Read(_every_few), interleaved=True, norm_eps=EPS, tied=TIED)
+    FIELDS = fields(
+        mixture=Read(
+            read_mixture,
+            experts="moe_num_experts",
+            top_k=("moe_k", ("num_experts_per_tok", 6)),
+            shared=("moe_num_shared_experts", 2),
+            correction="moe_statics.e_score_correction_bias",
+            is_correction_row=True,
+        ),
+        sparse=Read(_every_few),
+        interleaved=True,
+        norm_eps=EPS,
+        tied=TIED,
+    )
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -193,7 +180,7 @@ class ExaoneMoeForCausalLM(GatedDecoder):
     """
 
     FIELDS = fields(
-        mixture=Read(corrected, factor=2.5, correction="e_score_correction_bias", counts=_COUNTS),
+        mixture=Read(corrected, factor=2.5, correction="e_score_correction_bias", **_NUM_EXPERTS),
         norm_eps=EPS,
         qk_norms=head_norms,
         windows=Read(read_windows, is_windowed=True, default=4096, pattern=4),
@@ -221,32 +208,25 @@ class Glm4MoeForCausalLM(GatedDecoder):
     )
 
 
-def _scaled_sigmoids(c: Checkpoint) -> Mixture:
-    factor = c.positive_float("router_scaling_factor", 2.826)
-    rule = RouterRule(c.positive("num_experts_per_tok"), "sigmoid", is_normalized=True, factor=factor)
-    return read_mixture(c, rule, correction="expert_bias", counts=_COUNTS)
-
-
 class HYV3ForCausalLM(GatedDecoder):
     """Hy3: Qwen3's attention, and mixtures chosen by corrected sigmoids. Source: Tencent's releases."""
 
     RENAMED = {"shared_experts": "shared_mlp"}
     REPLACED = {".mlp.router.gate.": ".mlp.gate."}
     FIELDS = fields(
-        mixture=Read(_scaled_sigmoids),
+        mixture=Read(
+            read_mixture,
+            score="sigmoid",
+            factor=("router_scaling_factor", 2.826),
+            correction="expert_bias",
+            **_NUM_EXPERTS,
+        ),
         norm_eps=EPS,
         qk_norms=head_norms,
         bias=BIAS,
         mlp_bias=MLP_BIAS,
         sparse=Read(sparse_by_kind, 1),
     )
-
-
-def _corrected_logits(c: Checkpoint) -> Mixture:
-    shared = c.positive("shared_expert_intermediate_size")
-    own = fields(correction="gate.expert_bias", shared_width=shared)
-    mixture = usual_mixture(c, score="sigmoid", norm_topk_prob=False, **own)
-    return replace(mixture, rule=replace(mixture.rule, corrects_logits=True))
 
 
 class Kolibri1ForCausalLM(GatedDecoder):
@@ -259,7 +239,15 @@ class Kolibri1ForCausalLM(GatedDecoder):
     REPLACED = {".moe.router.expert_bias": ".mlp.gate.expert_bias"}
     FIELDS = fields(
         windows=Read(windows_by_kind, 513),
-        mixture=Read(_corrected_logits),
+        mixture=Read(
+            read_mixture,
+            **EITHER,
+            score="sigmoid",
+            corrects_logits=True,
+            is_normalized=NORMALIZED[False],
+            correction="gate.expert_bias",
+            shared_width="shared_expert_intermediate_size",
+        ),
         head_dim=HEAD_DIM,
         intermediate_size=Read(Checkpoint.positive, "moe_intermediate_size"),
         qk_norms=head_norms,
@@ -282,11 +270,11 @@ class MiniMaxM2ForCausalLM(GatedDecoder):
     EXPECTED = fields(use_qk_norm=True, qk_norm_type="per_layer", scoring_func="sigmoid")
     FIELDS = fields(
         mixture=Read(
-            usual_mixture,
-            "num_local_experts",
-            "intermediate_size",
+            read_mixture,
+            NUMBERED,
+            experts="num_local_experts",
+            width="intermediate_size",
             score="sigmoid",
-            like=NUMBERED,
             correction="e_score_correction_bias",
         ),
         head_dim=HEAD_DIM,

@@ -10,8 +10,8 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
-from octavo.models.sparse import Mixture
-from octavo.ops.experts import RouterRule
+from octavo.models.fields import fields
+from octavo.models.sparse import read_mixture
 
 
 class DbrxForCausalLM(GatedDecoder):
@@ -38,12 +38,8 @@ class DbrxForCausalLM(GatedDecoder):
         stored = StoredExperts("w1", "v1", "w2")  # as files of llama.cpp have them, one by one
         if c.gguf is None:
             stored = replace(stored, is_stacked=True, is_apart=True, is_flat=True)
-        mixture = Mixture(
-            experts=c.positive("moe_num_experts", 4),
-            width=c.positive("intermediate_size", 3584),
-            rule=RouterRule(c.positive("moe_top_k", 1), is_normalized=True),
-            stored=stored,
-        )
+        own = fields(experts=("moe_num_experts", 4), width=("intermediate_size", 3584), top_k=("moe_top_k", 1))
+        mixture = read_mixture(c, stored=stored, **own)
         return DecoderConfig.common(
             c,
             intermediate_size=mixture.width,

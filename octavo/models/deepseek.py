@@ -14,30 +14,24 @@ from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.mistral_names import native_name
 from octavo.models.ropes import with_query_growth
 from octavo.models.sparse import (
+    COUNTS,
+    MISTRAL,
+    ROUTED,
     Mixture,
     corrected,
     dense_first,
     lacks_tensor,
     read_mixture,
-    softmax_mixture,
     sparse_by_kind,
-    stated_counts,
 )
-from octavo.ops.experts import RouterRule
 
 
 def _by_group(c: Checkpoint) -> Mixture:
-    has_groups = c.str("topk_method", "greedy") == "group_limited_greedy"
-    if not has_groups and c.str("topk_method", "greedy") != "greedy":
+    kind = c.str("topk_method", "greedy")
+    if kind not in ("greedy", "group_limited_greedy"):
         raise c.error("topk_method", '"greedy" or "group_limited_greedy"')
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
-        factor=c.positive_float("routed_scaling_factor", 1.0),
-        num_groups=c.positive("n_group") if has_groups else 1,
-        groups_kept=c.positive("topk_group") if has_groups else 1,
-        group_best=1,
-    )
-    return read_mixture(c, rule)
+    groups = fields(num_groups="n_group", groups_kept="topk_group") if kind == "group_limited_greedy" else {}
+    return read_mixture(c, is_normalized=False, group_best=1, **ROUTED, **groups)
 
 
 class DeepseekV2ForCausalLM(LatentDecoder):
@@ -96,9 +90,7 @@ class AXK1ForCausalLM(LatentDecoder):
 class SarvamMLAForCausalLM(LatentDecoder):
     """Sarvam 105B: DeepSeek V3's blocks with one group of experts. Source: Sarvam's releases."""
 
-    FIELDS = fields(
-        mixture=Read(lambda c: corrected(c, factor=2.5, counts=stated_counts(c))), sparse=Read(dense_first, 1)
-    )
+    FIELDS = fields(mixture=Read(corrected, factor=2.5, **COUNTS), sparse=Read(dense_first, 1))
 
 
 class Glm4MoeLiteForCausalLM(LatentDecoder):
@@ -117,9 +109,7 @@ class Mistral4ForCausalLM(LatentDecoder):
     Source: Mistral AI's releases.
     """
 
-    FIELDS = fields(
-        mixture=Read(softmax_mixture, norm_topk_prob=True, top_k=4, has_groups=True), sparse=Read(dense_first, 0)
-    )
+    FIELDS = fields(mixture=Read(read_mixture, **MISTRAL), sparse=Read(dense_first, 0))
 
     @classmethod
     def read(cls, c: Checkpoint) -> LatentConfig:

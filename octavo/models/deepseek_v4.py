@@ -27,10 +27,9 @@ from octavo.layers.rotary import Rotary
 from octavo.layers.routers import TableRouter
 from octavo.models.blocks import SparseMLP
 from octavo.models.ropes import read_rope
-from octavo.models.sparse import NUMBERED, Mixture, read_stored
+from octavo.models.sparse import NUMBERED, read_mixture
 from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, read_streams
 from octavo.ops.compressed import Sight
-from octavo.ops.experts import RouterRule
 
 _SLIDING: Final = "sliding_attention"
 _CHOOSING: Final = "compressed_sparse_attention"
@@ -201,18 +200,26 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             raise c.error("o_groups", f"a divisor of num_attention_heads, which is {heads}")
         eps = c.positive_float("rms_norm_eps", 1e-6)
         limit = (c.positive_float("swiglu_limit", 10.0),)
-        width = c.positive("moe_intermediate_size")
         return DeepseekV4Config.common(
             c,
             heads=Heads(heads, 1, dim),
             head_dim=dim,
-            intermediate_size=width,
+            intermediate_size=c.positive("moe_intermediate_size"),
             windows=(),
             rope=None,
             ropes=tuple(main if each is None else other for each in compressions),
             activation="capped_swiglu",
             activation_numbers=limit,
-            mixture=_mixture(c, width, limit),
+            mixture=read_mixture(
+                c,
+                NUMBERED,
+                score="softplus_root",
+                factor=("routed_scaling_factor", 1.5),
+                correction="gate.e_score_correction_bias",
+                activation="capped_swiglu",
+                numbers=limit,
+                shared=("n_shared_experts", 1),
+            ),
             q_rank=c.positive("q_lora_rank", 1024),
             out_groups=groups,
             out_rank=c.positive("o_lora_rank", 1024),
@@ -291,22 +298,3 @@ def _read_hashed(c: Checkpoint, layers: int) -> tuple[bool, ...]:
     expected = f'"hash_moe" or "moe" for each of {layers} layers'
     kinds = c.listed("mlp_layer_types", layers, lambda each: each in ("hash_moe", "moe"), expected)
     return tuple(kind == "hash_moe" for kind in kinds)
-
-
-def _mixture(c: Checkpoint, width: int, limit: tuple[float, ...]) -> Mixture:
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
-        "softplus_root",
-        is_normalized=True,
-        factor=c.positive_float("routed_scaling_factor", 1.5),
-    )
-    return Mixture(
-        experts=c.positive("n_routed_experts"),
-        width=width,
-        rule=rule,
-        stored=read_stored(c, NUMBERED),
-        correction="gate.e_score_correction_bias",
-        activation="capped_swiglu",
-        numbers=limit,
-        shared_width=width * c.positive("n_shared_experts", 1),
-    )

@@ -25,9 +25,9 @@ from octavo.layers.norm import LayerNorm
 from octavo.layers.rope import Rope
 from octavo.models.bert_encoder import BertEncoder, Encoder
 from octavo.models.encoder_parts import EncoderConfig, PreNormLayer, UpGateMLP, modern_ropes, modern_windows
+from octavo.models.fields import fields
 from octavo.models.ropes import read_rope
-from octavo.models.sparse import Mixture
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture
 
 _FLASH_NAMES: Final = {
     r"^emb_ln": "embed_norm",
@@ -198,11 +198,8 @@ def _nomic_mixture(c: Checkpoint) -> dict[str, Any]:
         return {}
     is_file = c.gguf is not None  # which has experts one by one, and lacks their bias
     stored = StoredExperts(None, "w1", "w2", is_stacked=not is_file, is_apart=not is_file, is_flat=not is_file)
-    rule = RouterRule(c.positive("moe_top_k", 2))
-    experts, width = c.positive("num_experts"), c.positive("intermediate_size")
-    mixture = Mixture(
-        experts=experts, width=width, rule=rule, stored=stored, activation="gelu", has_output_bias=not is_file
-    )
+    own = fields(experts="num_experts", width="intermediate_size", top_k=("moe_top_k", 2), is_normalized=False)
+    mixture = read_mixture(c, stored=stored, activation="gelu", has_output_bias=not is_file, **own)
     layers = range(c.positive("num_hidden_layers"))
     return {"mixture": mixture, "sparse": tuple(layer % every == 1 for layer in layers)}
 

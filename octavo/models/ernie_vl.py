@@ -23,8 +23,7 @@ from octavo.layers.routers import Router
 from octavo.models.blocks import GatedDecoder, GatedLayer, GatedMLP
 from octavo.models.config import DecoderConfig
 from octavo.models.fields import EPS, TIED, fields, read_fields
-from octavo.models.sparse import Mixture, sparse_by_kind
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import Mixture, read_mixture, sparse_by_kind
 
 _CORRECTIONS: Final = "moe_statics.e_score_correction_bias"
 _EXPERT: Final = re.compile(r"\.mlp\.experts\.(\d+)\.")
@@ -130,12 +129,13 @@ class Ernie4_5_VLMoeForCausalLM(GatedDecoder):  # noqa: N801
         are_sizes = isinstance(widths, list) and all(type(each) is int and 0 < each <= LARGEST_SIZE for each in widths)
         if not are_sizes or len(widths) != 2:
             raise c.error("moe_intermediate_size", "two widths, of experts for text and of those for images")
-        mixture = Mixture(
-            experts=c.positive("moe_num_experts", 64),
+        mixture = read_mixture(
+            c,
+            experts=("moe_num_experts", 64),
             width=widths[0],
-            rule=RouterRule(c.positive("moe_k", 6), is_normalized=True),
+            top_k=("moe_k", 6),
             stored=StoredExperts(),
-            shared_width=widths[0] * c.count("moe_num_shared_experts", 2),
+            shared=("moe_num_shared_experts", 2),
         )
         own = fields(mixture=mixture, sparse=sparse_by_kind(c, 1), image_width=widths[1])
         return ErnieVLConfig.common(c, **own, **read_fields(c, cls.FIELDS))

@@ -5,9 +5,9 @@ Gemma 4 (https://ai.google.dev/gemma). Images and sounds are read by `hearing.Bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,15 @@ from octavo.models.fields import read_cap
 from octavo.models.gemma_inputs import Attention, LayerInput, SharingConfig, SharingDecoder, read_sharing
 from octavo.models.gemma_parts import GELU
 from octavo.models.ropes import read_rope
-from octavo.models.sparse import Mixture
-from octavo.ops.experts import RouterRule, Routing
+from octavo.models.sparse import Mixture, read_mixture
+from octavo.ops.experts import Routing
+
+_EXPERTS: Final[Mapping[str, Any]] = {
+    "experts": "num_experts",
+    "top_k": "top_k_experts",
+    "stored": StoredExperts(is_stacked=True),
+    "activation": GELU,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +58,6 @@ class Gemma4Config(SharingConfig):
 
     def projects_values(self, layer: int) -> bool:
         return self.has_values or self.window_of(layer) is not None
-
-
-def _read_mixture(c: Checkpoint) -> Mixture:
-    experts, top_k = c.positive("num_experts"), c.positive("top_k_experts")
-    if top_k > experts:
-        raise c.error("top_k_experts", f"at most num_experts, which is {experts}")
-    return Mixture(
-        experts=experts,
-        width=c.positive("moe_intermediate_size"),
-        rule=RouterRule(top_k, is_normalized=True),
-        stored=StoredExperts(is_stacked=True),
-        activation=GELU,
-    )
 
 
 def _read_heads(c: Checkpoint, windows: Sequence[int | None], has_values: bool) -> tuple[Heads, Heads]:
@@ -181,7 +175,7 @@ def _read_fields(c: Checkpoint, windows: tuple[int | None, ...]) -> dict[str, An
         "has_values": has_values,
         "has_whole_spans": c.values.get("use_bidirectional_attention") == "vision",
         "doubles_width": c.bool("use_double_wide_mlp", False),
-        "mixture": _read_mixture(c) if c.bool("enable_moe_block", False) else None,
+        "mixture": read_mixture(c, **_EXPERTS) if c.bool("enable_moe_block", False) else None,
     }
 
 

@@ -16,11 +16,11 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import ScaledNorm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
 from octavo.models.config import DecoderConfig, even_share, windows_by_kind
+from octavo.models.fields import fields
 from octavo.models.hybrid import HybridConfig, HybridDecoder, read_kinds, read_mamba
 from octavo.models.latent import LatentConfig, LatentDecoder
 from octavo.models.ropes import read_rope, ropes_by_layer
-from octavo.models.sparse import Mixture
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import Mixture, read_mixture
 
 _MIXTURE_NAMES: Final[Mapping[str, str]] = {
     "mlp": "",
@@ -56,14 +56,9 @@ def _read_factors(c: Checkpoint) -> dict[str, Any]:
 
 
 def _read_mixture(c: Checkpoint, shared_width: int) -> Mixture:
-    return Mixture(
-        experts=c.positive("num_local_experts"),
-        width=c.positive("intermediate_size"),
-        # softmax over the chosen ones alone
-        rule=RouterRule(c.positive("num_experts_per_tok"), is_normalized=True),
-        stored=StoredExperts(is_stacked=True, stacks=("input_linear.weight", "output_linear.weight")),
-        shared_width=shared_width,
-    )
+    stored = StoredExperts(is_stacked=True, stacks=("input_linear.weight", "output_linear.weight"))
+    own = fields(experts="num_local_experts", width="intermediate_size", shared_width=shared_width)
+    return read_mixture(c, stored=stored, **own)
 
 
 class GraniteForCausalLM(GatedDecoder):

@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.errors import UnsupportedModel
 from octavo.layers.kimi_delta import KimiDeltaAttention
 from octavo.layers.layer import Layer
 from octavo.layers.picked import Pick
@@ -21,6 +21,7 @@ from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, Recu
 from octavo.layers.selective import SelectiveMixer, SelectiveOptions, SelectiveSizes
 from octavo.models.blocks import GatedDecoder, RotaryAttention
 from octavo.models.config import DecoderConfig
+from octavo.models.sparse import known_tensors
 
 ATTENTION, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
 ALIASES: Final = {"attention": ATTENTION, "mamba": RECURRENT, "mamba2": RECURRENT, "conv": RECURRENT}
@@ -97,11 +98,7 @@ def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
     A release has a tensor for each of the three; transformers joins them, and cuts what it writes into thirds.
     """
     names, counts = [f"{each}_conv1d" for each in "qkv"], [sizes.key_size, sizes.key_size, sizes.value_size]
-    try:
-        tensors = c.tensors
-    except CheckpointError:
-        tensors = {}  # a config without weights may be read, too; loading them tells what is wrong
-    shapes = {name.split(".")[-2]: tensor.shape for name, tensor in tensors.items() if "_conv1d." in name}
+    shapes = {each.name.split(".")[-2]: each.shape for each in known_tensors(c) if "_conv1d." in each.name}
     found = [shapes[name][0] for name in names if len(shapes.get(name, ())) == 3]
     return dict(zip(names, found if len(found) == 3 and sum(found) == sizes.channels else counts, strict=True))
 

@@ -5,15 +5,23 @@ Source: https://arxiv.org/abs/2403.19887.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE, MOST_LAYERS
 from octavo.layers.norm import RMSNorm
 from octavo.layers.selective import SelectiveOptions
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, read_selective
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture
+
+_EXPERTS: Final[Mapping[str, Any]] = {
+    "experts": ("num_experts", 16),
+    "width": "intermediate_size",
+    "top_k": ("num_experts_per_tok", 2),
+    "is_normalized": False,
+}
 
 
 class JambaForCausalLM(HybridDecoder):
@@ -49,7 +57,7 @@ class JambaForCausalLM(HybridDecoder):
                 rank="mamba_dt_rank",
                 taps="mamba_d_conv",
             ),
-            mixture=_mixture(c) if c.positive("num_experts", 16) > 1 else None,
+            mixture=read_mixture(c, **_EXPERTS) if c.positive("num_experts", 16) > 1 else None,
             sparse=sparse,
         )
 
@@ -60,12 +68,3 @@ def _periodic(c: Checkpoint, name: str, period: int, offset: int) -> tuple[bool,
     if not 0 <= offset < period:
         raise c.error(f"{name}_offset", f"a number from 0 on below {name}_period, which is {period}")
     return tuple(layer % period == offset for layer in range(min(c.positive("num_hidden_layers"), MOST_LAYERS)))
-
-
-def _mixture(c: Checkpoint) -> Mixture:
-    return Mixture(
-        experts=c.positive("num_experts", 16),
-        width=c.positive("intermediate_size"),
-        rule=RouterRule(c.positive("num_experts_per_tok", 2), is_normalized=False),
-        stored=read_stored(c),
-    )

@@ -14,9 +14,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
 from octavo.layers.elementwise import Elementwise
-from octavo.layers.experts import StoredExperts
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentSizes
 from octavo.models.hybrid import (
@@ -30,7 +28,7 @@ from octavo.models.hybrid import (
     stored_convolutions,
 )
 from octavo.models.latent import LatentBlock, LatentConfig
-from octavo.models.sparse import corrected, read_stored, sparse_by_kind, stated_counts
+from octavo.models.sparse import COUNTS, NUMBERED, corrected, known_tensors, sparse_by_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +48,12 @@ class KimiLinearForCausalLM(HybridDecoder):
     def read(cls, c: Checkpoint) -> KimiLinearConfig:
         c.expect_all(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
         sizes = read_kimi_sizes(c, num_heads=32)
-        mixture = corrected(c, factor=2.446, counts=stated_counts(c))
         return KimiLinearConfig.common_latent(
             c,
             rope=None,
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=(),
-            mixture=replace(mixture, stored=read_stored(c, StoredExperts("w1", "w3", "w2"))),
+            mixture=corrected(c, factor=2.446, like=NUMBERED, **COUNTS),
             sparse=sparse_by_kind(c, 1),
             kinds=read_kinds(c, _default_kinds(c)),
             sizes=sizes,
@@ -119,7 +116,7 @@ class BailingHybridForCausalLM(HybridDecoder):
         return KimiLinearConfig.common_latent(
             c,
             windows=(),
-            mixture=corrected(c, groups=(8, 4), factor=2.5, counts=stated_counts(c)),
+            mixture=corrected(c, groups=(8, 4), factor=2.5, **COUNTS),
             sparse=sparse_by_kind(c, 2),
             kinds=read_kinds(c, kinds),
             sizes=sizes,
@@ -171,10 +168,7 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
 
 
 def _has_flat_logs(c: Checkpoint) -> bool:
-    try:
-        shapes = [each.shape for each in c.tensors.values() if each.name.endswith(".A_log")]
-    except CheckpointError:  # there are no weights: whoever needs them says so
-        shapes = []
+    shapes = [each.shape for each in known_tensors(c) if each.name.endswith(".A_log")]
     return not shapes or len(shapes[0]) == 1
 
 

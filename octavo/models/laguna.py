@@ -11,8 +11,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.layers.heads import Heads
 from octavo.models.blocks import GatedDecoder, head_norms
 from octavo.models.config import DecoderConfig, read_windows
-from octavo.models.sparse import Mixture, read_stored, sparse_by_kind
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture, sparse_by_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +44,15 @@ class LagunaForCausalLM(GatedDecoder):
         if not c.has_ropes_by_kind():
             c.refuse("swa_rope_parameters", because="state both kinds of layers in rope_parameters")
         gating = c.expect("gating", True, "per-head", "per-element")
-        mixture = Mixture(
-            experts=c.positive("num_experts", 256),
-            width=c.positive("moe_intermediate_size", 512),
-            rule=RouterRule(
-                c.positive("num_experts_per_tok", 8),
-                "sigmoid",
-                is_normalized=True,
-                factor=c.positive_float("moe_routed_scaling_factor", 1.0),
-            ),
-            stored=read_stored(c),
+        mixture = read_mixture(
+            c,
+            experts=("num_experts", 256),
+            width=("moe_intermediate_size", 512),
+            top_k=("num_experts_per_tok", 8),
+            score="sigmoid",
+            factor=("moe_routed_scaling_factor", 1.0),
             correction="gate.e_score_correction_bias",
-            shared_width=c.positive("shared_expert_intermediate_size", 512),
+            shared_width=("shared_expert_intermediate_size", 512),
         )
         return LagunaConfig.common(
             c,

@@ -11,12 +11,10 @@ from typing import Any
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import LARGEST_SIZE
 from octavo.distributed.mesh import Mesh
-from octavo.layers.experts import StoredExperts
 from octavo.layers.recurrent import ConvolutionSizes, GatedConvolution
 from octavo.models.blocks import SandwichLayer, head_norms
 from octavo.models.hybrid import ATTENTION, RECURRENT, SLIDING, HybridConfig, HybridDecoder, read_kinds
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import NORMALIZED, NUMBERED, Mixture, dense_first, read_mixture
 
 
 class Lfm2ForCausalLM(HybridDecoder):
@@ -39,8 +37,7 @@ class Lfm2ForCausalLM(HybridDecoder):
         layers = range(c.positive("num_hidden_layers"))
         own: dict[str, Any] = {}
         if c.values.get("num_experts") is not None:
-            first = c.int("num_dense_layers", 0)
-            own = {"mixture": _mixture(c), "sparse": tuple(layer >= first for layer in layers)}
+            own = {"mixture": _mixture(c), "sparse": dense_first(c, 0, "num_dense_layers")}
         else:
             own["intermediate_size"] = _width(c)
         attends = c.values.get("full_attn_idxs") or list(layers)
@@ -117,16 +114,12 @@ def _width(c: Checkpoint) -> int:
 
 
 def _mixture(c: Checkpoint) -> Mixture:
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
+    return read_mixture(
+        c,
+        NUMBERED,
+        experts="num_experts",
         score="sigmoid",
-        is_normalized=c.bool("norm_topk_prob", True),
+        is_normalized=NORMALIZED[True],
         factor=c.float("routed_scaling_factor", 1.0),
-    )
-    return Mixture(
-        experts=c.positive("num_experts"),
-        width=c.positive("moe_intermediate_size"),
-        rule=rule,
-        stored=read_stored(c, StoredExperts("w1", "w3", "w2")),
         correction="expert_bias" if c.bool("use_expert_bias", True) else None,
     )

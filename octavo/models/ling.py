@@ -27,7 +27,7 @@ from octavo.models.blocks import GatedDecoder
 from octavo.models.config import even_share
 from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.ropes import read_rope
-from octavo.models.sparse import corrected, dense_first, stated_counts
+from octavo.models.sparse import COUNTS, corrected, dense_first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801
             linear_heads=Heads(query, query, dim),
             linear_rope=read_rope(c, dim, share=1.0),
             norm_groups=groups,
-            mixture=corrected(c, factor=2.5, correction="gate.expert_bias", counts=stated_counts(c)),
+            mixture=corrected(c, factor=2.5, correction="gate.expert_bias", **COUNTS),
             sparse=dense_first(c, 1),
         )
 

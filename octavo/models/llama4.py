@@ -14,8 +14,7 @@ from octavo.layers.experts import StoredExperts
 from octavo.layers.rope import ProportionalScaling, QueryGrowth, Rope
 from octavo.models.blocks import GatedDecoder, RotaryAttention, unscaled_head_norms
 from octavo.models.config import DecoderConfig
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture
 
 
 class Llama4ForCausalLM(GatedDecoder):
@@ -44,14 +43,16 @@ class Llama4ForCausalLM(GatedDecoder):
         if not isinstance(kinds, list) or any(each not in ("chunked_attention", "full_attention") for each in kinds):
             raise c.error("layer_types", '"chunked_attention" or "full_attention" for each layer')
         c.expect("num_experts_per_tok", 1)
-        width, layers = c.positive("intermediate_size"), range(num_layers)
-        step = c.positive("interleave_moe_layer_step", 1)
-        mixture = Mixture(
-            experts=c.positive("num_local_experts", 16),
-            width=width,
-            rule=RouterRule(1, "sigmoid"),
-            stored=read_stored(c, StoredExperts(is_transposed=True)),
-            shared_width=width,
+        layers, step = range(num_layers), c.positive("interleave_moe_layer_step", 1)
+        mixture = read_mixture(
+            c,
+            StoredExperts(is_transposed=True),
+            experts=("num_local_experts", 16),
+            width="intermediate_size",
+            top_k=1,
+            score="sigmoid",
+            is_normalized=False,
+            shared=1,
             are_inputs_weighted=True,
         )
         config = DecoderConfig.common(

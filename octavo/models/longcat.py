@@ -24,8 +24,7 @@ from octavo.layers.ngrams import NgramInputs, SplitNgrams
 from octavo.models.blocks import GatedLayer, GatedMLP, SparseMLP
 from octavo.models.decoder import DecoderStack
 from octavo.models.latent import LatentBlock, LatentConfig
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture
 from octavo.ops.ngrams import MOST_TOKENS
 
 _OF_A_HALF: Final = re.compile(r"(?:model\.)?layers\.([0-9]{1,9})\.(\w+)\.([01])\.(.*)")
@@ -68,11 +67,12 @@ class LongcatFlashForCausalLM(DecoderStack):
         idle, most = c.int("zero_expert_num", 0), COUNTS["n_routed_experts"]
         if not 0 <= idle <= most:
             raise c.error("zero_expert_num", f"an integer from 0 to {most}")
-        mixture = Mixture(
-            experts=c.positive("n_routed_experts"),
-            width=c.positive("expert_ffn_hidden_size"),
-            rule=RouterRule(c.positive("moe_topk"), factor=c.positive_float("routed_scaling_factor", 6.0)),
-            stored=read_stored(c),
+        mixture = read_mixture(
+            c,
+            width="expert_ffn_hidden_size",
+            top_k="moe_topk",
+            is_normalized=False,
+            factor=("routed_scaling_factor", 6.0),
             router_bias=c.bool("router_bias", False),
             correction="e_score_correction_bias",
             idle=idle,

@@ -27,6 +27,7 @@ from octavo.layers.selective import SelectiveOptions
 from octavo.models.blocks import PlainMLP, RotaryAttention, mlp_of, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.fields import fields
 from octavo.models.hybrid import (
     ATTENTION,
     RECURRENT,
@@ -381,10 +382,6 @@ def _recurrent_alone(c: Checkpoint, *, heads: Heads, **own: Any) -> HybridConfig
 
 def _mixture(c: Checkpoint) -> Mixture:
     latent = c.optional_positive("moe_latent_size") or 0
-    return replace(
-        corrected(c),
-        stored=read_stored(c, StoredExperts(gate=None), latent),
-        latent_width=latent,
-        activation="relu2",
-        shared_width=c.positive("moe_shared_expert_intermediate_size"),
-    )
+    stored = read_stored(c, StoredExperts(gate=None), latent)
+    own = fields(activation="relu2", shared_width="moe_shared_expert_intermediate_size")
+    return corrected(c, stored=stored, latent_width=latent, **own)

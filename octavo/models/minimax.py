@@ -17,14 +17,12 @@ from octavo.config.section import MOST_LAYERS
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, addition
-from octavo.layers.experts import StoredExperts
 from octavo.layers.lightning import LightningAttention, lightning_sizes
 from octavo.layers.recurrent import RecurrentSizes
 from octavo.models.blocks import GatedDecoder, RotaryAttention, stream_norm
 from octavo.models.config import DecoderConfig, even_share
 from octavo.models.hybrid import ATTENTION, RECURRENT, read_kinds
-from octavo.models.sparse import Mixture, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import NUMBERED, numbered_names, read_mixture
 
 Factors = tuple[float, float]
 """Those of the stream and of what joins it."""
@@ -92,12 +90,6 @@ class MiniMaxForCausalLM(GatedDecoder):
     def read(cls, c: Checkpoint) -> MiniMaxConfig:
         c.expect("postnorm", True)
         c.refuse("shared_intermediate_size", because="no release has a shared expert, and it is not implemented")
-        mixture = Mixture(
-            experts=c.positive("num_local_experts", 8),
-            width=c.positive("intermediate_size"),
-            rule=RouterRule(c.positive("num_experts_per_tok", 2), is_normalized=True),
-            stored=read_stored(c, StoredExperts("w1", "w3", "w2")),
-        )
         factors, hidden = partial(_factors, c), c.positive("hidden_size")
         dim = c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden, c.positive("num_attention_heads"))
         return MiniMaxConfig.common(
@@ -107,8 +99,14 @@ class MiniMaxForCausalLM(GatedDecoder):
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             windows=(),
             layer=NormedStreamLayer,
-            mixture=mixture,
-            renamed={"mlp": "mlp" if mixture.stored.is_stacked else "block_sparse_moe"},
+            mixture=read_mixture(
+                c,
+                NUMBERED,
+                experts=("num_local_experts", 8),
+                width="intermediate_size",
+                top_k=("num_experts_per_tok", 2),
+            ),
+            renamed=numbered_names(c),
             kinds=_kinds(c),
             linear_factors=factors("linear_attn", "linear_attention"),
             full_factors=factors("full_attn", "full_attention"),

@@ -23,9 +23,8 @@ from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, qkv_linear
 from octavo.models.config import DecoderConfig
-from octavo.models.sparse import NUMBERED, Mixture, has_tensor, read_stored, sparse_by_kind
+from octavo.models.sparse import NUMBERED, has_tensor, read_mixture, sparse_by_kind
 from octavo.ops.block_sparse import BlockChoice
-from octavo.ops.experts import RouterRule
 
 _KINDS = ("full_attention", "minimax_m3_sparse")
 """Kinds of layers: those that see all tokens, and those that choose."""
@@ -116,7 +115,18 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
             activation="clamped_swiglu",
             activation_numbers=numbers,
             gate_up_reads=("gate_up_proj",) if joined else ("gate_proj", "up_proj"),
-            mixture=_mixture(c, numbers),
+            mixture=read_mixture(
+                c,
+                NUMBERED,
+                experts="num_local_experts",
+                width="intermediate_size",
+                score="sigmoid",
+                factor=("routed_scaling_factor", 2.0),
+                correction="e_score_correction_bias",
+                activation="clamped_swiglu",
+                numbers=numbers,
+                shared_width=("shared_intermediate_size", 3072),
+            ),
             sparse=sparse_by_kind(c, 0),
             choice=BlockChoice(dim**-0.5, c.positive("index_block_size", 128), count, recent),
             choosing=tuple(kind == _KINDS[1] for kind in kinds),
@@ -130,22 +140,3 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
 
 
 MiniMaxM3SparseForConditionalGeneration = MiniMaxM3SparseForCausalLM = MiniMaxM3VLForCausalLM
-
-
-def _mixture(c: Checkpoint, numbers: tuple[float, float]) -> Mixture:
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
-        "sigmoid",
-        is_normalized=True,
-        factor=c.positive_float("routed_scaling_factor", 2.0),
-    )
-    return Mixture(
-        experts=c.positive("num_local_experts"),
-        width=c.positive("intermediate_size"),
-        rule=rule,
-        stored=read_stored(c, NUMBERED),
-        correction="e_score_correction_bias",
-        activation="clamped_swiglu",
-        numbers=numbers,
-        shared_width=c.positive("shared_intermediate_size", 3072),
-    )

@@ -25,7 +25,7 @@ from octavo.models.blocks import GatedDecoder
 from octavo.models.fields import read_cap
 from octavo.models.indexed import KEY_EPS, IndexedConfig, Indexer, check_first, index_heads, read_sources
 from octavo.models.mistral_names import text_name
-from octavo.models.sparse import softmax_mixture, sparse_by_kind
+from octavo.models.sparse import MISTRAL, read_mixture, sparse_by_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class MistralLarge4ForConditionalGeneration(GatedDecoder):
             norm_eps=eps,
             latent_eps=eps,
             windows=(),
-            mixture=softmax_mixture(c, norm_topk_prob=True, top_k=4, has_groups=True),
+            mixture=read_mixture(c, **MISTRAL),
             sparse=sparse_by_kind(c, 1),
             logit_soft_cap=read_cap(c, "final_logit_softcapping", 30.0),
             sources=read_sources(c, layers),

@@ -12,36 +12,24 @@ from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_
 from octavo.models.config import read_windows, windows_by_kind
 from octavo.models.fields import BEHIND, BIAS, EPS, HEAD_DIM, WHERE_STATED, WHERE_USED, Read, eps, fields, flag
 from octavo.models.sparse import (
+    EITHER,
+    NORMALIZED,
     NUMBERED,
+    ROUTED,
     Mixture,
     numbered_names,
+    read_mixture,
     read_shared_mixture,
-    read_stored,
-    softmax_mixture,
     sparse_by_kind,
     sparse_layers,
-    usual_mixture,
 )
-from octavo.ops.experts import RouterRule
 
 
 def _clamped(c: Checkpoint) -> Mixture:
     stacked = StoredExperts(is_stacked=True, is_transposed=True, is_interleaved=True)
-    made = usual_mixture(c, "num_local_experts", "intermediate_size", like=stacked, router_bias=True, bias=True)
     numbers = c.positive_float("swiglu_alpha", 1.702), c.positive_float("swiglu_limit", 7.0)
-    return replace(made, activation="clamped_swiglu", numbers=numbers)
-
-
-def _beside_shared(c: Checkpoint) -> Mixture:
-    c.expect("mlp_bias", False, default=False)
-    stacks, width = ("fc1.weight", "fc2.weight"), c.positive("intermediate_size")
-    return Mixture(
-        experts=c.positive("moe_num_experts", 8),
-        width=width,
-        rule=RouterRule(c.positive("moe_topk", 2), is_normalized=True),
-        stored=StoredExperts(is_stacked=True, is_transposed=True, stacks=stacks),
-        shared_width=width * c.positive("moe_num_shared_experts", 2),
-    )
+    own = fields(router_bias=True, bias=True, activation="clamped_swiglu", numbers=numbers)
+    return read_mixture(c, stacked, experts="num_local_experts", width="intermediate_size", **own)
 
 
 class AriaTextForCausalLM(GatedDecoder):
@@ -52,7 +40,19 @@ class AriaTextForCausalLM(GatedDecoder):
 
     READER = "aria_encoder", "AriaReader"
     RENAMED = {"gate": "router"}
-    FIELDS = fields(mixture=Read(_beside_shared), head_dim=HEAD_DIM, bias=BIAS)
+    EXPECTED = fields(mlp_bias=False)
+    FIELDS = fields(
+        mixture=Read(
+            read_mixture,
+            experts=("moe_num_experts", 8),
+            width="intermediate_size",
+            top_k=("moe_topk", 2),
+            shared=("moe_num_shared_experts", 2),
+            stored=StoredExperts(is_stacked=True, is_transposed=True, stacks=("fc1.weight", "fc2.weight")),
+        ),
+        head_dim=HEAD_DIM,
+        bias=BIAS,
+    )
 
 
 class GptOssForCausalLM(GatedDecoder):
@@ -93,11 +93,11 @@ class OpenAIPrivacyFilterModel(GptOssForCausalLM):
 
 def _shared_of_all_layers(c: Checkpoint) -> Mixture:
     width = c.positive("intermediate_size")
-    return Mixture(
-        experts=c.positive("num_experts"),
+    return read_mixture(
+        c,
+        experts="num_experts",
         width=_of_all_layers(c, "moe_intermediate_size", width),
-        rule=RouterRule(_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)), is_normalized=True),
-        stored=read_stored(c),
+        top_k=_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)),
         shared_width=width * _of_all_layers(c, "num_shared_expert", 1),
     )
 
@@ -134,7 +134,7 @@ class MixtralForCausalLM(GatedDecoder):
     """Mixtral: Mistral with experts as wide as `intermediate_size`. Source: https://arxiv.org/abs/2401.04088."""
 
     FIELDS = fields(
-        mixture=Read(usual_mixture, "num_local_experts", "intermediate_size", like=NUMBERED),
+        mixture=Read(read_mixture, NUMBERED, experts="num_local_experts", width="intermediate_size"),
         norm_eps=EPS,
         windows=WHERE_STATED,
         renamed=Read(numbered_names),
@@ -150,7 +150,7 @@ class OlmoeForCausalLM(GatedDecoder):
     EXPECTED = fields(clip_qkv=None)
     FIELDS = fields(
         norm_eps=Read(Checkpoint.float, "rms_norm_eps", 1e-5),
-        mixture=Read(usual_mixture, "num_experts", "intermediate_size", norm_topk_prob=False),
+        mixture=Read(read_mixture, experts="num_experts", width="intermediate_size", is_normalized=NORMALIZED[False]),
         bias=BIAS,
         qk_norms=width_norms,
     )
@@ -163,7 +163,9 @@ class DeepseekForCausalLM(GatedDecoder):
     """
 
     EXPECTED = fields(scoring_func="softmax", moe_layer_freq=1, topk_method="greedy")
-    FIELDS = fields(mixture=Read(softmax_mixture, norm_topk_prob=False), bias=BIAS, sparse=Read(sparse_by_kind, 0))
+    FIELDS = fields(
+        mixture=Read(read_mixture, is_normalized=NORMALIZED[False], **ROUTED), bias=BIAS, sparse=Read(sparse_by_kind, 0)
+    )
 
 
 class FlintForCausalLM(GatedDecoder):
@@ -175,7 +177,7 @@ class FlintForCausalLM(GatedDecoder):
     REPLACED = {".softmax_offset": ".sinks"}
     FIELDS = fields(
         windows=Read(windows_by_kind, 513),
-        mixture=Read(read_shared_mixture, norm_topk_prob=True, score="sigmoid", is_shared_gated=False),
+        mixture=Read(read_shared_mixture, is_normalized=NORMALIZED[True], score="sigmoid", is_shared_gated=False),
         head_dim=HEAD_DIM,
         bias=BIAS,
         qk_norms=head_norms,
@@ -194,12 +196,15 @@ class FlexOlmoForCausalLM(OlmoeForCausalLM):
 
 
 def _of_two(c: Checkpoint) -> Mixture:
-    return Mixture(
-        experts=c.positive("num_local_experts", 16),
-        width=c.positive("intermediate_size"),
-        rule=RouterRule(
-            c.expect("num_experts_per_tok", 2), "softmax_near", threshold=2 * c.float("router_jitter_noise", 0.01)
-        ),
+    c.expect("num_experts_per_tok", 2)
+    return read_mixture(
+        c,
+        experts=("num_local_experts", 16),
+        width="intermediate_size",
+        top_k=("num_experts_per_tok", 2),
+        score="softmax_near",
+        is_normalized=False,
+        threshold=2 * c.float("router_jitter_noise", 0.01),
         stored=NUMBERED,
     )
 
@@ -235,7 +240,7 @@ class Qwen2MoeForCausalLM(GatedDecoder):
     FIELDS = fields(
         qkv_bias=flag("qkv_bias", True),
         windows=Read(read_windows, is_windowed=False),
-        mixture=Read(read_shared_mixture, norm_topk_prob=False),
+        mixture=Read(read_shared_mixture, is_normalized=NORMALIZED[False]),
         sparse=Read(sparse_layers),
     )
 
@@ -244,7 +249,7 @@ class Qwen3MoeForCausalLM(GatedDecoder):
     """Qwen3-MoE: Qwen3 with mixtures of experts. Source: https://arxiv.org/abs/2505.09388."""
 
     FIELDS = fields(
-        mixture=Read(usual_mixture, norm_topk_prob=False),
+        mixture=Read(read_mixture, **EITHER, is_normalized=NORMALIZED[False]),
         qk_norms=head_norms,
         bias=BIAS,
         windows=WHERE_USED,

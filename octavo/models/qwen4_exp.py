@@ -30,7 +30,7 @@ from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes, SigmoidGatedN
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import head_norms, qkv_linear
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, delta_picks, mixer, read_delta_sizes, read_kinds
-from octavo.models.sparse import has_tensor, read_shared_mixture, sparse_layers
+from octavo.models.sparse import NORMALIZED, has_tensor, read_shared_mixture, sparse_layers
 from octavo.models.streams import StreamsConfig, StreamsDecoder
 from octavo.ops.compressed import SmallQueries
 from octavo.ops.ngrams import MOST_TOKENS
@@ -230,9 +230,6 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
         kinds = [ATTENTION if each == known[1] else each for each in read_kinds(c, kinds, known)]
         eps = c.positive_float("rms_norm_eps", 1e-6)
         width = c.positive("moe_intermediate_size")
-        mixture = read_shared_mixture(c, norm_topk_prob=True)
-        if mixture.rule.top_k > mixture.experts:
-            raise c.error("num_experts_per_tok", f"at most num_experts, which is {mixture.experts}")
         streams = StreamSizes(c.positive("hc_count", 4), c.positive("hidden_size"), 0, 0.0, eps)
         if streams.count < 2:
             raise c.error("hc_count", "at least 2")
@@ -253,7 +250,7 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
             sizes=read_delta_sizes(c),
             recurrence=_delta_net,
             attention=lambda c, mesh, layer: ChosenAttention(c, mesh),
-            mixture=mixture,
+            mixture=read_shared_mixture(c, is_normalized=NORMALIZED[True]),
             sparse=sparse_layers(c),
             layer=StreamsLayer,
             streams=streams,

@@ -24,7 +24,7 @@ from octavo.models.hybrid import (
     read_delta_sizes,
     read_kinds,
 )
-from octavo.models.sparse import read_shared_mixture, sparse_layers
+from octavo.models.sparse import NORMALIZED, read_shared_mixture, sparse_layers
 
 
 class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
@@ -43,7 +43,7 @@ class Qwen3_5ForCausalLM(HybridDecoder):  # noqa: N801
         kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(num_layers)]
         own: dict[str, Any] = {}
         if c.values.get("num_experts") not in (None, 0):
-            own = {"mixture": read_shared_mixture(c, norm_topk_prob=True), "sparse": sparse_layers(c)}
+            own = {"mixture": read_shared_mixture(c, is_normalized=NORMALIZED[True]), "sparse": sparse_layers(c)}
             if "intermediate_size" not in c.values:
                 own["intermediate_size"] = c.positive("moe_intermediate_size")  # no layer is dense
         return HybridConfig.common(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import REQUIRED
+from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError
 from octavo.layers.experts import StoredExperts
 from octavo.ops.experts import RouterRule
@@ -45,20 +46,6 @@ class Mixture:
     is_shared_gated: bool = False
     """The shared expert's output is multiplied with the sigmoid of a gate's."""
 
-    def __post_init__(self) -> None:
-        """Raises CheckpointError for a rule that chooses what is not there."""
-        rule, groups = self.rule, self.rule.num_groups
-        if (self.experts + self.idle) % groups or rule.groups_kept > groups:
-            raise CheckpointError(
-                f"config.json: n_group is {groups} and topk_group {rule.groups_kept}, expected a divisor of the "
-                f"{self.experts} experts, and no more than it"
-            )
-        if rule.top_k > (self.experts + self.idle) // groups * (rule.groups_kept if groups > 1 else 1):
-            raise CheckpointError(
-                f"config.json: num_experts_per_tok is {rule.top_k}, expected at most the experts that are chosen from, "
-                f"of {self.experts} in {groups} groups"
-            )
-
 
 NUMBERED: Final = StoredExperts("w1", "w3", "w2")
 """Experts whose tensors have numbers, as in Mixtral."""
@@ -76,12 +63,8 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 
     unless `like` is stacked.
     """
     like = like or StoredExperts()
-    try:
-        tensors = c.tensors
-    except CheckpointError:  # there are no weights: whoever needs them says so
-        return like
     name = "experts.up_proj" if like.gate is None else "experts.gate_up_proj"
-    found = next((each for each in tensors.values() if each.name.endswith(name) and len(each.shape) == 3), None)
+    found = next((each for each in known_tensors(c) if each.name.endswith(name) and len(each.shape) == 3), None)
     if found is None:
         return like
     hidden, (rows, columns) = inputs or c.positive("hidden_size"), found.shape[1:]
@@ -89,27 +72,22 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 
     return replace(like, is_stacked=True, is_transposed=is_transposed)
 
 
+def known_tensors(c: Checkpoint) -> Sequence[TensorInfo]:
+    """Return the headers of all tensors; none where there are no weights: whoever needs them says so."""
+    try:
+        return [*c.tensors.values()]
+    except CheckpointError:
+        return ()
+
+
 def lacks_tensor(c: Checkpoint, end: str) -> bool:
     """Return whether the headers of `c` are known and no tensor's name ends with `end`."""
-    try:
-        return not any(each.name.endswith(end) for each in c.tensors.values())
-    except CheckpointError:  # there are no weights: whoever needs them says so
-        return False
+    return bool(known_tensors(c)) and not has_tensor(c, end)
 
 
 def has_tensor(c: Checkpoint, end: str) -> bool:
     """Return whether the headers of `c` are known and some tensor's name ends with `end`."""
-    try:
-        return any(each.name.endswith(end) for each in c.tensors.values())
-    except CheckpointError:  # there are no weights: whoever needs them says so
-        return False
-
-
-def stated_counts(c: Checkpoint) -> tuple[str, str]:
-    """Return the config's names of the numbers of experts and of shared ones, where releases differ in them."""
-    if c.values.get("num_experts") is not None:
-        return "num_experts", "num_shared_experts"
-    return "n_routed_experts", "n_shared_experts"
+    return any(each.name.endswith(end) for each in known_tensors(c))
 
 
 def sparse_layers(c: Checkpoint) -> tuple[bool, ...]:
@@ -121,104 +99,101 @@ def sparse_layers(c: Checkpoint) -> tuple[bool, ...]:
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
 
-def read_mixture(
-    c: Checkpoint,
-    rule: RouterRule,
-    *,
-    correction: str | None = None,
-    counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
-) -> Mixture:
-    """Read the sizes of experts that DeepSeek's descendants share. Raises CheckpointError.
+COUNTS: Final[Mapping[str, Any]] = {
+    "experts": ("num_experts", "n_routed_experts"),
+    "shared": ("num_shared_experts", ("n_shared_experts", 0)),
+}
+EITHER: Final[Mapping[str, Any]] = {"experts": ("num_local_experts", "num_experts")}
+"""Both names of the numbers of experts and of shared ones, where releases differ in them."""
+ROUTED: Final[Mapping[str, Any]] = {"factor": ("routed_scaling_factor", 1.0), "shared": ("n_shared_experts", 0)}
+IN_GROUPS: Final[Mapping[str, Any]] = {"num_groups": ("n_group", 1), "groups_kept": ("topk_group", 1)}
+"""How DeepSeek and its descendants state these."""
+NORMALIZED: Final = {flag: ("norm_topk_prob", flag) for flag in (False, True)}
+"""Whether weights are normalised, as the config says, or so where it is silent."""
+MISTRAL: Final[Mapping[str, Any]] = {
+    "top_k": ("num_experts_per_tok", 4),
+    "is_normalized": NORMALIZED[True],
+    **ROUTED,
+    **IN_GROUPS,
+}
+"""What Mistral's releases state, whose routers choose by softmax."""
+_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
+    **dict.fromkeys(("experts", "width", "top_k", "num_groups", "groups_kept", "shared_width"), Checkpoint.positive),
+    "shared": Checkpoint.count,
+    "is_normalized": Checkpoint.bool,
+    "factor": Checkpoint.positive_float,
+}
+"""What `read_mixture` reads of the config."""
+_USUAL: Final[Mapping[str, Any]] = {
+    "experts": "n_routed_experts",
+    "width": "moe_intermediate_size",
+    "top_k": "num_experts_per_tok",
+    "is_normalized": True,
+    "shared": 0,
+}
 
-    counts: the config's names of the numbers of experts and of shared ones.
+
+def read_mixture(c: Checkpoint, like: StoredExperts | None = None, **stated: Any) -> Mixture:
+    """Read a mixture. Raises CheckpointError for a rule that chooses what is not there.
+
+    stated: fields of the mixture and of its rule, and `shared`, the number of experts as wide as others that all tokens
+    take. A number is a key of the config; or a key with what holds where the config lacks it, which is stated likewise;
+    or the number itself. like: as in `read_stored`.
     """
-    experts, width = c.positive(counts[0]), c.positive("moe_intermediate_size")
-    if experts % rule.num_groups or rule.groups_kept > rule.num_groups:
-        raise c.error("n_group", f"a divisor of {counts[0]}, which is {experts}, and at least topk_group")
-    if rule.top_k > experts // rule.num_groups * rule.groups_kept:
-        raise c.error("num_experts_per_tok", "at most the experts of topk_group groups")
-    return Mixture(
-        experts=experts,
-        width=width,
-        rule=rule,
-        stored=read_stored(c),
-        correction=correction,
-        shared_width=width * (c.optional_positive(counts[1]) or 0),
-    )
+    stated = {**_USUAL, **stated}
+    found = {name: _read(c, _NUMBERS[name], each) if name in _NUMBERS else each for name, each in stated.items()}
+    rule = RouterRule(**{name: found.pop(name) for name in RouterRule.__dataclass_fields__ if name in found})
+    shared, count, groups = found.pop("shared"), found["experts"] + found.get("idle", 0), rule.num_groups
+    if count % groups or rule.groups_kept > groups:
+        raise c.error("n_group", f"a divisor of the {count} experts, and at least topk_group")
+    if rule.top_k > count // groups * (rule.groups_kept if groups > 1 else 1):
+        raise c.error(
+            _key(c, stated["top_k"]), f"at most the experts that are chosen from, of {count} in {groups} groups"
+        )
+    if "stored" not in found:
+        found["stored"] = read_stored(c, like)
+    return Mixture(rule=rule, **{"shared_width": shared * found["width"], **found})
 
 
-def usual_mixture(
-    c: Checkpoint,
-    experts: str | None = None,
-    width: str = "moe_intermediate_size",
-    *,
-    score: Literal["softmax", "sigmoid"] = "softmax",
-    norm_topk_prob: bool | None = None,
-    like: StoredExperts | None = None,
-    **own: Any,
-) -> Mixture:
-    """Read a mixture without groups. Raises CheckpointError.
-
-    experts, width: keys of the config, num_local_experts or num_experts unless given. norm_topk_prob: holds where the
-    config is silent, None where weights are always normalised. like: as in `read_stored`. own: other fields.
-    """
-    experts = experts or ("num_local_experts" if c.values.get("num_local_experts") else "num_experts")
-    count, size = c.positive(experts), c.positive(width)
-    top_k = c.positive("num_experts_per_tok")
-    is_normalized = norm_topk_prob is None or c.bool("norm_topk_prob", norm_topk_prob)
-    rule = RouterRule(top_k, score, is_normalized=is_normalized)
-    return Mixture(experts=count, width=size, rule=rule, stored=read_stored(c, like), **own)
+def _read(c: Checkpoint, read: Callable[..., Any], stated: Any) -> Any:
+    if isinstance(stated, str):
+        return read(c, stated)
+    if not isinstance(stated, tuple):
+        return stated
+    key, default = stated
+    return _read(c, read, default) if c.values.get(key) is None else read(c, key)
 
 
-def read_shared_mixture(
-    c: Checkpoint,
-    *,
-    norm_topk_prob: bool,
-    score: Literal["softmax", "sigmoid"] = "softmax",
-    is_shared_gated: bool = True,
-) -> Mixture:
-    """Read Qwen's mixture beside an expert that all tokens take; `norm_topk_prob` where the config is silent."""
-    made = usual_mixture(c, "num_experts", norm_topk_prob=norm_topk_prob, score=score, is_shared_gated=is_shared_gated)
-    return replace(made, shared_width=c.positive("shared_expert_intermediate_size"))
+def _key(c: Checkpoint, top_k: Any) -> str:
+    """Return the key of the config that has the experts of a token."""
+    if isinstance(top_k, tuple):
+        return top_k[0] if top_k[0] in c.values else _key(c, top_k[1])
+    return top_k if isinstance(top_k, str) else "num_experts_per_tok"
 
 
-def softmax_mixture(c: Checkpoint, *, norm_topk_prob: bool, top_k: int = REQUIRED, has_groups: bool = False) -> Mixture:
-    """Read a mixture beside shared experts, whose router chooses by softmax. top_k, norm_topk_prob: hold where the
-    config is silent."""
-    rule = RouterRule(
-        c.positive("num_experts_per_tok", top_k),
-        is_normalized=c.bool("norm_topk_prob", norm_topk_prob),
-        factor=c.positive_float("routed_scaling_factor", 1.0),
-        num_groups=c.positive("n_group", 1) if has_groups else 1,
-        groups_kept=c.positive("topk_group", 1) if has_groups else 1,
-    )
-    return read_mixture(c, rule)
+def read_shared_mixture(c: Checkpoint, **stated: Any) -> Mixture:
+    """Read Qwen's mixture beside an expert that all tokens take, as `read_mixture` does."""
+    own = {"experts": "num_experts", "shared_width": "shared_expert_intermediate_size", "is_shared_gated": True}
+    return read_mixture(c, **{**own, **stated})
 
 
-def corrected(
-    c: Checkpoint,
-    *,
-    groups: tuple[int, int] = (1, 1),
-    is_normalized: bool = True,
-    factor: float = 1.0,
-    correction: str = "gate.e_score_correction_bias",
-    counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
-) -> Mixture:
-    """Read a mixture whose router adds a correction to sigmoids.
+def corrected(c: Checkpoint, *, groups: tuple[int, int] = (1, 1), factor: float = 1.0, **stated: Any) -> Mixture:
+    """Read a mixture whose router adds a correction to sigmoids, as `read_mixture` does.
 
-    `groups`, `is_normalized` and `factor` hold where the config is silent; `counts` are those of `read_mixture`.
+    `groups` and `factor` hold where the config is silent.
     """
     c.expect("scoring_func", "sigmoid", "noaux_tc")
     c.expect("topk_method", "noaux_tc", default="noaux_tc")
-    rule = RouterRule(
-        c.positive("num_experts_per_tok"),
-        "sigmoid",
-        is_normalized=c.bool("norm_topk_prob", is_normalized),
-        factor=c.positive_float("routed_scaling_factor", factor),
-        num_groups=c.positive("n_group", groups[0]),
-        groups_kept=c.positive("topk_group", groups[1]),
-    )
-    return read_mixture(c, rule, correction=correction, counts=counts)
+    usual = {
+        **ROUTED,
+        "score": "sigmoid",
+        "is_normalized": NORMALIZED[True],
+        "factor": ("routed_scaling_factor", factor),
+        "num_groups": ("n_group", groups[0]),
+        "groups_kept": ("topk_group", groups[1]),
+        "correction": "gate.e_score_correction_bias",
+    }
+    return read_mixture(c, **{**usual, **stated})
 
 
 def sparse_by_kind(c: Checkpoint, default: int) -> tuple[bool, ...]:
@@ -231,8 +206,7 @@ def sparse_by_kind(c: Checkpoint, default: int) -> tuple[bool, ...]:
     return tuple(kind == "sparse" for kind in kinds)
 
 
-def dense_first(c: Checkpoint, default: int) -> tuple[bool, ...]:
-    """Return which layers are mixtures: all from `first_k_dense_replace` on."""
-    first = c.values.get("first_k_dense_replace")
-    first = default if first is None else c.int("first_k_dense_replace")
+def dense_first(c: Checkpoint, default: int, name: str = "first_k_dense_replace") -> tuple[bool, ...]:
+    """Return which layers are mixtures: all from `name` on."""
+    first = c.int(name, default)
     return tuple(layer >= first for layer in range(c.positive("num_hidden_layers")))

@@ -25,8 +25,7 @@ from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder, head_norms, mlp_of
 from octavo.models.config import DecoderConfig, windows_by_kind
 from octavo.models.fields import EPS, Read, fields
-from octavo.models.sparse import Mixture, sparse_by_kind
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import read_mixture, sparse_by_kind
 
 _STORED: Final = StoredExperts(is_stacked=True, is_apart=True)
 _NAMES: Final = {
@@ -78,15 +77,13 @@ class Step3TextForCausalLM(GatedDecoder):
         rotary_share=1.0,
         norm_eps=EPS,
         mixture=Read(
-            lambda c: Mixture(
-                experts=c.positive("n_routed_experts", 48),
-                width=c.positive("moe_intermediate_size", 5120),
-                rule=RouterRule(
-                    c.positive("num_experts_per_tok", 3), is_normalized=c.bool("norm_expert_weight", False)
-                ),
-                stored=_STORED,
-                shared_width=c.positive("share_expert_dim", 5120),
-            )
+            read_mixture,
+            experts=("n_routed_experts", 48),
+            width=("moe_intermediate_size", 5120),
+            top_k=("num_experts_per_tok", 3),
+            is_normalized=("norm_expert_weight", False),
+            stored=_STORED,
+            shared_width=("share_expert_dim", 5120),
         ),
         sparse=Read(sparse_by_kind, 1),
     )
@@ -123,18 +120,16 @@ class Step3p5ForCausalLM(GatedDecoder):
         windowed = Heads(c.positive("num_sliding_attention_heads", query), kv, c.positive("head_dim", 128))
         if windowed.query % kv:
             raise c.error("num_sliding_attention_heads", f"a multiple of the key and value heads, which are {kv}")
-        mixture = Mixture(
-            experts=c.positive("n_routed_experts", 288),
-            width=c.positive("moe_intermediate_size", 1280),
-            rule=RouterRule(
-                c.positive("num_experts_per_tok", 8),
-                "sigmoid",
-                is_normalized=True,
-                factor=c.positive_float("moe_router_scaling_factor", 1.0),
-            ),
+        mixture = read_mixture(
+            c,
+            experts=("n_routed_experts", 288),
+            width=("moe_intermediate_size", 1280),
+            top_k=("num_experts_per_tok", 8),
+            score="sigmoid",
+            factor=("moe_router_scaling_factor", 1.0),
             stored=_STORED,
             correction="router_bias",
-            shared_width=c.positive("share_expert_dim", 1280),
+            shared_width=("share_expert_dim", 1280),
         )
         return StepConfig.common(
             c,
