@@ -48,7 +48,7 @@ _HEADERS = [
 ]
 
 
-def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
+def event(encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,15 +42,6 @@ class DurationUsage(Struct, frozen=True):
     type: Literal["duration"] = "duration"
 
 
-class SpeechUsage(Struct, frozen=True):
-    """The tokens of prompts and texts of all windows."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    type: Literal["tokens"] = "tokens"
-
-
 class Transcription(Struct, frozen=True):
     """The response in the format json."""
 
@@ -68,45 +58,6 @@ class VerboseTranscription(Struct, frozen=True):
     text: str
     segments: list[SpeechSegment]
     usage: DurationUsage
-
-
-class SpokenText(Struct, frozen=True):
-    """More text."""
-
-    content: str
-
-
-class SpokenChoice(Struct, frozen=True):
-    """More text as vLLM sends it. finish_reason: in the last event, whose text is empty."""
-
-    delta: SpokenText
-    finish_reason: Literal["stop"] | None = None
-    index: int = 0
-
-
-class TextDelta(Struct, frozen=True):
-    """An event of a stream: more text. choices: the same for clients of vLLM."""
-
-    delta: str
-    choices: tuple[SpokenChoice]
-    usage: TokenCounts | UnsetType = UNSET
-    type: Literal["transcript.text.delta"] = "transcript.text.delta"
-
-
-class TextDone(Struct, frozen=True):
-    """The last event of a stream: the whole text."""
-
-    text: str
-    usage: SpeechUsage
-    choices: tuple[SpokenChoice] = (SpokenChoice(SpokenText(""), "stop"),)
-    type: Literal["transcript.text.done"] = "transcript.text.done"
-
-
-class SpokenTotals(Struct, frozen=True):
-    """The event behind the last one, with `stream_include_usage`: all tokens, as vLLM sends them."""
-
-    usage: TokenCounts
-    choices: list[SpokenChoice] = []
 
 
 async def transcribe(context: ServerContext, request: Request) -> Any:
@@ -333,20 +284,31 @@ async def _piece_texts(
 async def _events(
     talk: _Talk, asked: TranscriptionRequest, pieces: AsyncGenerator[str, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each piece of text, one with the whole text, and one with all tokens if that is asked for."""
-    make, texts = partial(event, msgspec.json.Encoder()), list[str]()
+    """Yield an event for each piece of text, one with the whole text, and one with all tokens if that is asked for.
+
+    `choices` has for clients of vLLM what `delta` has, and why the text ends.
+    """
+    encoder, texts = msgspec.json.Encoder(), list[str]()
     async with aclosing(pieces):
         async for piece in pieces:
             if text := piece if texts else piece.lstrip():
                 texts.append(text)
-                so_far = talk.counts if asked.continuous_usage else UNSET
-                yield make(TextDelta(text, (SpokenChoice(SpokenText(text)),), so_far))
-    counts = talk.counts
-    usage = SpeechUsage(counts.prompt_tokens, counts.completion_tokens, counts.total_tokens)
-    yield make(TextDone("".join(texts).strip(), usage))
+                so_far = {"usage": talk.counts} if asked.continuous_usage else {}
+                yield event(
+                    encoder, {"type": "transcript.text.delta", "delta": text, "choices": _choices(text), **so_far}
+                )
+    counts, whole = talk.counts, "".join(texts).strip()
+    tokens = {"input_tokens": counts.prompt_tokens, "output_tokens": counts.completion_tokens}
+    usage = {"type": "tokens", **tokens, "total_tokens": counts.total_tokens}
+    done = {"type": "transcript.text.done", "text": whole, "choices": _choices("", "stop"), "usage": usage}
+    yield event(encoder, done)
     if asked.stream_include_usage:
-        yield make(SpokenTotals(counts))
+        yield event(encoder, {"choices": [], "usage": counts})
     yield DONE
+
+
+def _choices(text: str, finish_reason: str | None = None) -> list[dict[str, Any]]:
+    return [{"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}]
 
 
 def subtitles(segments: Iterable[SpeechSegment], kind: Literal["srt", "vtt"]) -> str:
