@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
@@ -36,7 +37,20 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
         return self.refusal
 
 
-class ImageUrl(Struct, forbid_unknown_fields=True):
+class _OtherPart(Struct, tag_field="type"):
+    text: ClassVar[str] = ""
+
+
+class MediaPart(_OtherPart, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a message that is read, and is no text."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the part as it was sent."""
+        part: dict[str, Any] = msgspec.to_builtins(self)
+        return part
+
+
+class ImageUrl(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Where an image is: a data: URL. detail, uuid: without effect."""
 
     url: str
@@ -44,80 +58,51 @@ class ImageUrl(Struct, forbid_unknown_fields=True):
     uuid: str | None = None
 
 
-class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+class ImagePart(MediaPart, tag="image_url"):
     """An image in a message. uuid, cache_control: without effect."""
 
     image_url: ImageUrl | str
     uuid: str | None = None
     cache_control: dict[str, Any] | None = None
-    text: ClassVar[str] = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the part in the one form that is read."""
-        url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
-        return {"type": "image_url", "image_url": {"url": url}}
 
 
-class VideoUrl(Struct, forbid_unknown_fields=True):
+class VideoUrl(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The frames of a video as data:video/jpeg;base64,FIRST,SECOND,…, and how many of them are of one second."""
 
     url: str
     fps: float | None = None
 
 
-class VideoPart(Struct, tag_field="type", tag="video_url", forbid_unknown_fields=True):
+class VideoPart(MediaPart, tag="video_url"):
     """A video in a message."""
 
     video_url: VideoUrl | str
-    text: ClassVar[str] = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the part in the one form that is read."""
-        given = VideoUrl(self.video_url) if isinstance(self.video_url, str) else self.video_url
-        return {"type": "video_url", "video_url": {"url": given.url, "fps": given.fps}}
 
 
-class InputAudio(Struct, forbid_unknown_fields=True):
+class InputAudio(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A sound: base64 of a file. format: without effect, it is known from the file."""
 
     data: str
     format: str | None = None
 
 
-class AudioPart(Struct, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+class AudioPart(MediaPart, tag="input_audio"):
     """A sound in a message."""
 
     input_audio: InputAudio
-    text: ClassVar[str] = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the part in the one form that is read."""
-        return {"type": "input_audio", "input_audio": {"data": self.input_audio.data}}
 
 
-class EmbedsPart(Struct, tag_field="type", tag="prompt_embeds", forbid_unknown_fields=True):
+class EmbedsPart(MediaPart, tag="prompt_embeds"):
     """Vectors in place of tokens, [tokens, width]: a file of numpy (.npy) in Base64."""
 
     data: str
-    text: ClassVar[str] = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the part in the one form that is read."""
-        return {"type": "prompt_embeds", "data": self.data}
 
 
-_READ_PARTS = (ImagePart, VideoPart, AudioPart, EmbedsPart)
-
-
-class _UnreadPart(Struct, tag_field="type"):
-    text: ClassVar[str] = ""
-
-
-class AudioUrlPart(_UnreadPart, tag="audio_url"):
+class AudioUrlPart(_OtherPart, tag="audio_url"):
     """The address of a sound, which is not read."""
 
 
-class FilePart(_UnreadPart, tag="file"):
+class FilePart(_OtherPart, tag="file"):
     """A file, which is not read."""
 
 
@@ -176,7 +161,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def has_images(self) -> bool:
         """Whether some part of it is an image, a video, a sound or vectors."""
-        return isinstance(self.content, list) and any(isinstance(part, _READ_PARTS) for part in self.content)
+        return isinstance(self.content, list) and any(isinstance(part, MediaPart) for part in self.content)
 
     def _content(self, field: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, str):
@@ -189,7 +174,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
                 return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
         for index, part in enumerate(self.content):
-            if isinstance(part, _UnreadPart):
+            if isinstance(part, AudioUrlPart | FilePart):
                 kind = part.__struct_config__.tag
                 raise InvalidRequest(
                     f"{field}[{index}] is of type {kind}; text, image_url, video_url, input_audio and prompt_embeds "
@@ -200,7 +185,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.has_images:
             return "\n".join(part.text for part in self.content)
         return [
-            part.as_dict() if isinstance(part, _READ_PARTS) else {"type": "text", "text": part.text}
+            part.as_dict() if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
             for part in self.content
         ]
 

@@ -124,7 +124,7 @@ def test_images_and_sounds_are_parts_of_the_conversation() -> None:
     [message] = msgspec.convert({"input": given}, ResponsesRequest).as_chat().messages
     assert isinstance(message.content, list)
     assert [part.as_dict() for part in message.content if not isinstance(part, TextPart)] == [
-        {"type": "input_audio", "input_audio": {"data": "AAAA"}},
+        sound,
         {"type": "image_url", "image_url": {"url": image["image_url"]}},
     ]
     assert message.content[2].text == "what?"
