@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -148,6 +149,15 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
         return ApiError(500, str(error), code="request_failed")
     logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
+
+
+@contextmanager
+def conflicts(code: str) -> Iterator[None]:
+    """Raise a RequestFailed from inside as ApiError 409 with this code: what the engine does now stands against it."""
+    try:
+        yield
+    except RequestFailed as error:
+        raise ApiError(409, str(error), code=code) from error
 
 
 def http_date() -> bytes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
@@ -14,10 +12,10 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
-from octavo.errors import InvalidRequest, RequestFailed
+from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.decode import Refused, RequestBody, read_json, read_optional_json
-from octavo.server.errors import ApiError, shutting_down
+from octavo.server.errors import ApiError, conflicts, shutting_down
 
 PauseMode = Literal["abort", "wait", "keep"]
 _WHOLE_PROFILE: Final = Refused("a profile begins at once, and lasts until POST /stop_profile", harmless=(0,))
@@ -228,7 +226,7 @@ async def is_sleeping(context: ServerContext, request: Request) -> SleepState:
 async def sleep(context: ServerContext, request: Request) -> SleepState:
     """Give back the memory of weights and KV cache; requests wait. Raises ApiError or InvalidRequest."""
     asked: SleepQuery = request.state.query
-    with _refusals(context):
+    with _moving_weights(context):
         await context.llm.sleep(asked.level, asked.mode)
     return SleepState(asked.level > 0)
 
@@ -236,7 +234,7 @@ async def sleep(context: ServerContext, request: Request) -> SleepState:
 async def wake_up(context: ServerContext, request: Request) -> SleepState:
     """Load the weights again. Raises ApiError or InvalidRequest."""
     asked: WakeUpQuery = request.state.query
-    with _refusals(context):
+    with _moving_weights(context):
         await context.llm.wake_up(asked.tags)
     return SleepState(False)
 
@@ -255,7 +253,7 @@ async def update_from_folder(context: ServerContext, request: Request) -> Weight
 
 
 async def _update_weights(context: ServerContext, path: str) -> WeightsUpdated:
-    with _refusals(context):
+    with _moving_weights(context):
         await context.llm.update_weights_from_disk(path)
     return WeightsUpdated(f"the weights are those of {path}")
 
@@ -263,32 +261,27 @@ async def _update_weights(context: ServerContext, path: str) -> WeightsUpdated:
 async def start_profile(context: ServerContext, request: Request) -> ProfileState:
     """Begin to record with torch's profiler what the engine computes. Raises ApiError or InvalidRequest."""
     asked = await read_optional_json(request, StartProfileRequest)
-    await _switch_profile(context, partial(context.llm.start_profile, asked.profile_prefix))
+    with _profiling(context):
+        await context.llm.start_profile(asked.profile_prefix)
     return ProfileState(True)
 
 
 async def stop_profile(context: ServerContext, request: Request) -> ProfileState:
     """End the profile and write it. Raises ApiError."""
-    await _switch_profile(context, context.llm.stop_profile)
+    with _profiling(context):
+        await context.llm.stop_profile()
     return ProfileState(False)
 
 
-async def _switch_profile(context: ServerContext, switch: Callable[[], Awaitable[None]]) -> None:
+def _profiling(context: ServerContext) -> AbstractContextManager[None]:
     if not context.llm.config.observability.profiler_config.get("profiler"):
         raise ApiError(404, "profiles are off; start the server with --profiler-config", code="profiler_off")
-    try:
-        await switch()
-    except RequestFailed as error:
-        raise ApiError(409, str(error), code="profile_failed") from error
+    return conflicts("profile_failed")
 
 
-@contextmanager
-def _refusals(context: ServerContext) -> Iterator[None]:
+def _moving_weights(context: ServerContext) -> AbstractContextManager[None]:
     if not context.llm.config.model.enable_sleep_mode:
         raise ApiError(
             403, "this engine keeps its weights and its memory; start the server with --enable-sleep-mode", code="awake"
         )
-    try:
-        yield
-    except RequestFailed as error:
-        raise ApiError(409, str(error), code="weights_unchanged") from error
+    return conflicts("weights_unchanged")

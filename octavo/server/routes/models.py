@@ -8,10 +8,9 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 
 from octavo.core.adapter import LoRARequest
-from octavo.errors import RequestFailed
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, conflicts
 from octavo.server.keys import Right, caller_of
 
 
@@ -105,10 +104,8 @@ async def load_adapter(context: ServerContext, request: Request) -> AdapterLoade
     """Load an adapter, for requests that name it as their model. Raises InvalidRequest or ApiError."""
     _check_allowed(context)
     asked = await read_json(request, LoadAdapterRequest)
-    try:
+    with conflicts("asleep"):
         adapter = await context.models.load(asked.lora_name, asked.lora_path, in_place=asked.load_inplace)
-    except RequestFailed as error:
-        raise ApiError(409, str(error), code="asleep") from error
     return AdapterLoaded(adapter.lora_name, adapter.digest)
 
 

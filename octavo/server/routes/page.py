@@ -17,12 +17,6 @@ from starlette.responses import Response
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 
-FILES: Final = (
-    *("answer.js", "api.js", "app.js", "dom.js", "engine.js", "icon.svg", "images.js", "live.js", "playground.js"),
-    *("protocol.js", "settings.js", "style.css", "tokens.js"),
-)
-"""What `/page/` has: everything in the folder but `index.html`."""
-
 _FOLDER: Final = Path(__file__).parents[1] / "page"
 _MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -30,6 +24,8 @@ _MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+FILES: Final = tuple(sorted(path.name for path in _FOLDER.iterdir() if path.suffix in (".js", ".css", ".svg")))
+"""What `/page/` has: everything in the folder but `index.html`."""
 _HEADERS: Final = {
     # a stored copy is used only once the server has confirmed it: an upgrade never mixes two versions
     "Cache-Control": "no-cache",
