@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
@@ -22,6 +22,21 @@ from octavo.errors import EngineDeadError
 
 _POLL_S: Final = 0.02
 """How often open requests are counted."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def started(
+    method: Callable[Concatenate[AsyncLLM, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a method of `AsyncLLMEngine` that starts the engine, unless it is there, and is this one of it."""
+
+    async def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = await getattr(await self.start(), method.__name__)(*arguments, **keywords)
+        return result
+
+    return functools.update_wrapper(call, method)
 
 
 @says_what_it_lacks
@@ -86,10 +101,6 @@ class AsyncLLMEngine:
         """Return the tokenizer and the chat template, with the methods of transformers' tokenizers."""
         llm = await self.start()
         return ChatTokenizer(llm.tokenizer, llm.render_chat)
-
-    async def check_health(self) -> None:
-        """Raise EngineDeadError when the core has died or was shut down, EngineUnresponsiveError when it hangs."""
-        await (await self.start()).check_health()
 
     @property
     def errored(self) -> bool:
@@ -158,49 +169,18 @@ class AsyncLLMEngine:
     async def reset_encoder_cache(self) -> None:
         """Do nothing, as `reset_mm_cache`."""
 
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Drop all cached prefixes and pins, as `AsyncLLM.reset_prefix_cache` does."""
-        return await (await self.start()).reset_prefix_cache(reset_running_requests)
-
-    async def is_paused(self) -> bool:
-        """Return whether a pause holds requests back."""
-        return await (await self.start()).is_paused()
-
-    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Hold all requests back until `resume_generation`, as `AsyncLLM.pause_generation` does."""
-        await (await self.start()).pause_generation(mode=mode, clear_cache=clear_cache)
-
-    async def resume_generation(self) -> None:
-        """Let requests go on after `pause_generation`."""
-        await (await self.start()).resume_generation()
-
-    async def is_sleeping(self) -> bool:
-        """Return whether the engine has neither weights nor KV cache."""
-        return await (await self.start()).is_sleeping()
-
-    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Give back memory, as `AsyncLLM.sleep` does; requests wait until the engine wakes up. Raises RequestFailed."""
-        await (await self.start()).sleep(level, mode)
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the weights again, as `LLM.wake_up` does. Raises RequestFailed."""
-        await (await self.start()).wake_up(tags)
-
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin a profile, as `AsyncLLM.start_profile` does."""
-        await (await self.start()).start_profile(profile_prefix)
-
-    async def stop_profile(self) -> None:
-        """End the profile, and write it."""
-        await (await self.start()).stop_profile()
-
-    async def update_weights_from_disk(self, model_path: str | Path) -> None:
-        """Take other weights, as `LLM.update_weights_from_disk` does; running requests go on. Raises RequestFailed."""
-        await (await self.start()).update_weights_from_disk(model_path)
-
-    async def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        """Take all weights, by their names in the checkpoint, as `AsyncLLM.update_weights_from_tensor` does."""
-        await (await self.start()).update_weights_from_tensor(named_tensors)
+    check_health = started(AsyncLLM.check_health)
+    reset_prefix_cache = started(AsyncLLM.reset_prefix_cache)
+    is_paused = started(AsyncLLM.is_paused)
+    pause_generation = started(AsyncLLM.pause_generation)
+    resume_generation = started(AsyncLLM.resume_generation)
+    is_sleeping = started(AsyncLLM.is_sleeping)
+    sleep = started(AsyncLLM.sleep)
+    wake_up = started(AsyncLLM.wake_up)
+    start_profile = started(AsyncLLM.start_profile)
+    stop_profile = started(AsyncLLM.stop_profile)
+    update_weights_from_disk = started(AsyncLLM.update_weights_from_disk)
+    update_weights_from_tensor = started(AsyncLLM.update_weights_from_tensor)
 
     def shutdown(self) -> Awaitable[None]:
         """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits

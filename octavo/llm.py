@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -16,8 +16,7 @@ from octavo.config.fields import values_of
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.absent import says_what_it_lacks
-from octavo.core.adapter import LoRARequest
-from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.outputs import RequestOutput
 from octavo.core.param import checked_number
 from octavo.core.pooling import (
     ClassificationOutput,
@@ -37,14 +36,25 @@ from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.batches import Batches, ParamsLike
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.chat_tokenizer import ChatTokenizer
-from octavo.engine.input_processor import PrefixLike
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.metric_reader import CountedMetric
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
 from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def of_engine(method: Callable[Concatenate[LLMEngine, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method of `LLM` that is this one of its engine."""
+
+    def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = getattr(self.engine, method.__name__)(*arguments, **keywords)
+        return result
+
+    return functools.update_wrapper(call, method)
 
 
 @says_what_it_lacks
@@ -88,9 +98,7 @@ class LLM:
         """Return the tokenizer and the chat template, with the methods of transformers' tokenizers."""
         return ChatTokenizer(self.engine.tokenizer, self.engine.render_chat)
 
-    def get_default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """Return the checkpoint's sampling defaults, which `generate` uses, with `explicit` values over them."""
-        return self.engine.default_sampling_params(**explicit)
+    get_default_sampling_params = of_engine(LLMEngine.default_sampling_params)
 
     def generate(
         self,
@@ -294,57 +302,17 @@ class LLM:
         config = self.engine.input.vectors.checked(task)
         return task or config.task, self._batches.run(prompts, each, options, use_tqdm)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Drop cached prefixes and pins; False while requests run, unless they are to be computed again."""
-        return self.engine.reset_prefix_cache(reset_running_requests)
-
-    def pin_prefix(
-        self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
-    ) -> PinnedPrefix:
-        """Keep a prefix (text, token ids, or the first messages of conversations) in the cache for `ttl_s` seconds.
-
-        It may be pinned before it is computed. At most half of the KV blocks are pinned at once, whole blocks only, and
-        pins end before their time when a request could not run otherwise. Raises InvalidRequest.
-        """
-        return self.engine.pin_prefix(prompt, ttl_s, cache_salt, lora_request)
-
-    def unpin_prefix(
-        self, prompt: PrefixLike, cache_salt: str | None = None, lora_request: LoRARequest | None = None
-    ) -> bool:
-        """End the pin of exactly this prefix before its time. Returns False when there is none."""
-        return self.engine.unpin_prefix(prompt, cache_salt, lora_request)
-
-    def is_sleeping(self) -> bool:
-        """Return whether the engine has neither weights nor KV cache."""
-        return self.engine.is_sleeping()
-
-    def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
-        level: 1 or 2, which do the same: weights are read again; 0 is a pause alone. mode: of `LLMEngine.sleep`."""
-        self.engine.sleep(level, mode)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the weights again. tags: those of vLLM, each of which brings everything. Raises ConfigError."""
-        self.engine.wake_up(tags)
-
-    def update_weights_from_disk(self, model_path: str | Path) -> None:
-        """Compute with the weights of another checkpoint of the same model; a sleep ends, and nothing cached is used
-        again. Needs `enable_sleep_mode`. Raises ConfigError where they do not fit, and nothing changes."""
-        self.engine.update_weights_from_disk(model_path)
-
-    def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        """Take all weights, by their names in the checkpoint, as `update_weights_from_disk` does. They are written to
-        memory (/dev/shm), and stay there until the next update."""
-        self.engine.update_weights_from_tensor(named_tensors)
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record with torch's profiler what every rank computes until `stop_profile`: a file for each in the directory
-        that `profiler_config` names, whose name begins with the prefix. Raises ConfigError."""
-        self.engine.start_profile(profile_prefix)
-
-    def stop_profile(self) -> None:
-        """End the profile, and write it. Without one nothing happens. Raises ConfigError."""
-        self.engine.stop_profile()
+    reset_prefix_cache = of_engine(LLMEngine.reset_prefix_cache)
+    pin_prefix = of_engine(LLMEngine.pin_prefix)
+    unpin_prefix = of_engine(LLMEngine.unpin_prefix)
+    is_sleeping = of_engine(LLMEngine.is_sleeping)
+    sleep = of_engine(LLMEngine.sleep)
+    wake_up = of_engine(LLMEngine.wake_up)
+    update_weights_from_disk = of_engine(LLMEngine.update_weights_from_disk)
+    update_weights_from_tensor = of_engine(LLMEngine.update_weights_from_tensor)
+    start_profile = of_engine(LLMEngine.start_profile)
+    stop_profile = of_engine(LLMEngine.stop_profile)
+    get_metrics = of_engine(LLMEngine.get_metrics)
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return the number of ranks. include_dp: has no effect, as an `LLM` is one engine."""
@@ -352,10 +320,6 @@ class LLM:
 
     def reset_mm_cache(self) -> None:
         """Do nothing: no image or sound outlives its request, but in the prefix cache."""
-
-    def get_metrics(self) -> list[CountedMetric]:
-        """Return what the engine has counted, under vLLM's names; times of a request are in its output's `metrics`."""
-        return self.engine.get_metrics()
 
     def close(self) -> None:
         """Release the model's memory. Idempotent."""

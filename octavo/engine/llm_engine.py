@@ -117,8 +117,9 @@ class LLMEngine:
         """Return the sampling values of the checkpoint's generation_config.json."""
         return self.config.model.generation_defaults
 
-    def default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """Return the model's sampling defaults, with `explicit` values over them."""
+    def default_sampling_params(self, /, **explicit: Any) -> SamplingParams:
+        """Return the checkpoint's sampling defaults, which requests without parameters get, with `explicit` values over
+        them."""
         return self.input.default_sampling_params(**explicit)
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> Prompt:
@@ -206,7 +207,7 @@ class LLMEngine:
     def pin_prefix(
         self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> PinnedPrefix:
-        """Keep a prefix in the cache for `ttl_s` seconds from now: its blocks are not evicted.
+        """Keep a prefix (text, token ids, or the first messages of conversations) in the cache for `ttl_s` seconds.
 
         Tokens that are not cached yet are kept from when a request computes them. Pinning the same prefix again sets a
         new time. Pins hold at most half of the KV blocks, and end before their time when a request could not run
@@ -235,9 +236,10 @@ class LLMEngine:
 
     @in_turn
     def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Give back memory, as `LLM.sleep` does; at level 0 nothing is computed until `wake_up`.
+        """Give back the memory of weights and KV cache until `wake_up`. Needs `enable_sleep_mode`. Raises ConfigError.
 
-        mode: "keep" lets open requests go on then, "abort" ends them: the next step returns their last outputs.
+        level: 1 or 2, which do the same: weights are read again; 0 is a pause alone. mode: "keep" lets open requests go
+        on then, "abort" ends them: the next step returns their last outputs.
         """
         check_level(level)
         check_mode(mode)
@@ -254,16 +256,18 @@ class LLMEngine:
             raise
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the weights again, as `LLM.wake_up` does."""
+        """Load the weights again. tags: those of vLLM, each of which brings everything. Raises ConfigError."""
         check_tags(tags)
         self.call("wake_up")
 
     def update_weights_from_disk(self, model_path: str | Path) -> None:
-        """Take other weights, as `LLM.update_weights_from_disk` does."""
+        """Compute with the weights of another checkpoint of the same model; a sleep ends, and nothing cached is used
+        again. Needs `enable_sleep_mode`. Raises ConfigError where they do not fit, and nothing changes."""
         self._update_weights(model_path, None)
 
     def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        """Take other weights, as `LLM.update_weights_from_tensor` does."""
+        """Take all weights, by their names in the checkpoint, as `update_weights_from_disk` does. They are written to
+        memory (/dev/shm), and stay there until the next update."""
         folder = WeightFolder(Path(self.config.model.path), named_tensors)
         self._update_weights(folder.path, folder)
 
@@ -277,11 +281,12 @@ class LLMEngine:
                 folder.close()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin a profile, as `LLM.start_profile` does."""
+        """Record with torch's profiler what every rank computes until `stop_profile`: a file for each in the directory
+        that `profiler_config` names, whose name begins with the prefix. Raises ConfigError."""
         self.call("profile", profile_name(profile_prefix))
 
     def stop_profile(self) -> None:
-        """End the profile, and write it. Raises ConfigError."""
+        """End the profile, and write it. Without one nothing happens. Raises ConfigError."""
         self.call("profile", None)
 
     @in_turn
@@ -292,7 +297,8 @@ class LLMEngine:
 
     @in_turn
     def get_metrics(self) -> list[CountedMetric]:
-        """Return what the engine has counted up to its last step, under vLLM's names."""
+        """Return what the engine has counted up to its last step, under vLLM's names; times of a request are in its
+        output's `metrics`."""
         return read_metrics(self.config.model.served_model_names[0], self.stats, self._counts)
 
     @in_turn
