@@ -1,4 +1,4 @@
-"""The result of a step that runs on a device beside the host; reading it waits for the step."""
+"""The result of a step that runs beside the host, on a device or in simulated time; reading it waits for the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.core.step import ModelRunnerOutput
 
 
 class LaunchedStep(Future[ModelRunnerOutput]):
-    """A step on a device. `result` collects it, once; `failed` returns what is raised for an error."""
+    """A step beside the host. `result` collects it, once; `failed` returns what is raised for an error."""
 
     def __init__(self, collect: Callable[[], ModelRunnerOutput], failed: Callable[[Exception], BaseException]) -> None:
         super().__init__()

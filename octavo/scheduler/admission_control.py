@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceABC
 from octavo.config.schema import SchedulerConfig
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import SequenceGroup
+from octavo.errors import InvalidRequest
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
@@ -120,19 +121,13 @@ def _try_again(code: str, message: str, public_message: str, wait_s: float) -> R
 
 
 def _too_many_prompts(num_prompts: int, because: str) -> RequestError:
-    return RequestError(
-        f"{num_prompts} prompts at once are too many, even when nothing else runs: {because}; send fewer at once",
-        field="prompt",
-        code="too_many_prompts",
-        is_client_error=True,
-    )
+    message = f"{num_prompts} prompts at once are too many, even when nothing else runs: {because}; send fewer at once"
+    return RequestError.of(InvalidRequest(message, field="prompt", code="too_many_prompts"))
 
 
 def _deadline_too_short(deadline_s: float, num_tokens: int, prefill_tokens_per_s: float) -> RequestError:
-    return RequestError(
+    message = (
         f"first_token_deadline_s is {deadline_s:.3g}, but {num_tokens} prompt tokens take about "
-        f"{num_tokens / prefill_tokens_per_s:.3g} s even when nothing else runs; give more time or a shorter prompt",
-        field="first_token_deadline_s",
-        code="deadline_too_short",
-        is_client_error=True,
+        f"{num_tokens / prefill_tokens_per_s:.3g} s even when nothing else runs; give more time or a shorter prompt"
     )
+    return RequestError.of(InvalidRequest(message, field="first_token_deadline_s", code="deadline_too_short"))

@@ -50,13 +50,11 @@ def nothing_found(group: SequenceGroup) -> RequestError:
     """Return why a search has ended without a finished sequence."""
     params = group.request.params
     names = [name for name in ("allowed_token_ids", "min_tokens", "bad_words") if getattr(params, name)]
-    return RequestError(
+    message = (
         f"the beam search found no sequence: {' and '.join(names) or 'logits processors'} bar every token that could "
-        "follow; loosen one of them",
-        field=names[0] if names else None,
-        code=InvalidRequest.code,
-        is_client_error=True,
+        "follow; loosen one of them"
     )
+    return RequestError.of(InvalidRequest(message, field=names[0] if names else None))
 
 
 def _delta(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:

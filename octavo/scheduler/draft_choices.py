@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from octavo.core.step import NO_PROPOSALS, Proposals
 from octavo.scheduler.drafts import Proposer
 
 
-class DraftChoices(msgspec.Struct, frozen=True, array_like=True):
+class DraftChoices(msgspec.Struct, array_like=True):
     """The answers of a proposer while one step was planned. drafts, prompts: in the order of its questions."""
 
     may_draft: bool = False
@@ -29,9 +28,7 @@ class NotedChoices:
         self.note_forced, self.note_proposed = proposer.note_forced, proposer.note_proposed
         self.note_drafting, self.note_step = proposer.note_drafting, proposer.note_step
         self.note_drawn = proposer.note_drawn
-        self._may_draft, self._proposals = False, NO_PROPOSALS
-        self._drafts: list[list[int]] = []
-        self._prompts: list[bool] = []
+        self._choices = DraftChoices()
 
     @property
     def num_resting(self) -> int:
@@ -43,25 +40,24 @@ class NotedChoices:
 
     def take(self) -> DraftChoices:
         """Return the answers since the last call."""
-        choices = DraftChoices(self._may_draft, self._proposals, self._drafts, self._prompts)
-        self._may_draft, self._proposals, self._drafts, self._prompts = False, NO_PROPOSALS, [], []
+        choices, self._choices = self._choices, DraftChoices()
         return choices
 
     def begin_step(self, num_rows: int) -> bool:
-        self._may_draft = self._proposer.begin_step(num_rows)
-        return self._may_draft
+        self._choices.may_draft = may_draft = self._proposer.begin_step(num_rows)
+        return may_draft
 
     def proposals(self, num_rows: int) -> Proposals:
-        self._proposals = self._proposer.proposals(num_rows)
-        return self._proposals
+        self._choices.proposals = proposals = self._proposer.proposals(num_rows)
+        return proposals
 
     def drafts_prompt(self, num_computed: int) -> bool:
-        self._prompts.append(self._proposer.drafts_prompt(num_computed))
-        return self._prompts[-1]
+        self._choices.prompts.append(drafts := self._proposer.drafts_prompt(num_computed))
+        return drafts
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
-        self._drafts.append(self._proposer.propose(group, sequence, max_drafts))
-        return self._drafts[-1]
+        self._choices.drafts.append(drafts := self._proposer.propose(group, sequence, max_drafts))
+        return drafts
 
 
 class GivenChoices:
@@ -70,13 +66,11 @@ class GivenChoices:
     num_resting = 0
 
     def __init__(self) -> None:
-        self._choices = DraftChoices()
-        self._drafts: deque[list[int]] = deque()
-        self._prompts: deque[bool] = deque()
+        self.give(DraftChoices())
 
     def give(self, choices: DraftChoices) -> None:
         """Answer with these while the next step is planned."""
-        self._choices, self._drafts, self._prompts = choices, deque(choices.drafts), deque(choices.prompts)
+        self._choices, self._drafts, self._prompts = choices, iter(choices.drafts), iter(choices.prompts)
 
     def begin_step(self, num_rows: int) -> bool:
         return self._choices.may_draft
@@ -85,11 +79,11 @@ class GivenChoices:
         return self._choices.proposals
 
     def drafts_prompt(self, num_computed: int) -> bool:
-        return self._prompts.popleft() if self._prompts else False
+        return next(self._prompts, False)
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         # a step that differs from the recorded one may ask more often
-        return self._drafts.popleft() if self._drafts else []
+        return next(self._drafts, [])
 
     def _learn_nothing(self, *observed: Any, **named: Any) -> None:
         """Ignore what a step has shown."""

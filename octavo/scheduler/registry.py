@@ -357,7 +357,7 @@ class Registry:
         return self.stats.num_steps, [sequence.seq_id for sequence in released]
 
     def check(self) -> None:
-        """Prove that queues, groups and blocks agree. Raises AssertionError."""
+        """Prove that queues, groups and blocks agree. Raises AssertionError. For tests and for idle moments."""
         in_swapped = [s for g in self.groups.values() if g.status is SequenceStatus.SWAPPED for s in g.live]
         self.block_manager.check(self.sequences_on_device(), in_swapped)
         assert len(self.on_device) + len(self.waiting) + len(self.held) + len(self.swapped) == len(self.groups)

@@ -18,9 +18,9 @@ from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestError
-from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.errors import RequestTooLarge
+from octavo.errors import InvalidRequest, RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls, Adapters
@@ -49,6 +49,7 @@ class Scheduler:
     waiting: groups without blocks. running: groups with blocks on the device, in order of arrival. swapped: groups with
         blocks on the host.
     holding: what `hold` has set. log: the last decisions and their reasons. rates: how fast this engine computes.
+    find, take_ended, check: of the registry.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Scheduler:
         self.log = registry.log
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
+        self.find, self.take_ended, self.check = registry.find, registry.take_ended, registry.check
         self._admission_control = AdmissionControl(config, registry, rates)
         self._preemption = Preemption(registry, config.preemption_mode, rates)
         self._drafts = None if proposer is None else DraftLog(proposer, registry)
@@ -98,10 +100,6 @@ class Scheduler:
         else:
             self._planner = ClassicPlanner(registry, self._rows, self._admission, config)
 
-    def find(self, seq_id: int) -> tuple[SequenceGroup | None, Sequence | None]:
-        """Return the group and the sequence with this id; None, None when it has ended."""
-        return self._registry.find(seq_id)
-
     def groups_with_blocks(self) -> list[SequenceGroup]:
         """Return the groups on the device, the running ones first, and behind them those on the host."""
         return [*self._registry.on_device, *sorted(self.swapped, key=lambda group: group.arrival)]
@@ -110,33 +108,26 @@ class Scheduler:
 
     def refusal(self, request: EngineCoreRequest) -> RequestError | None:
         """Return why a request can never run here, even alone; None when it can."""
+        config, params, num_tokens = self.config, request.params, len(request.prompt_token_ids)
         try:
-            self.block_manager.limits.check_runs_alone(
-                len(request.prompt_token_ids),
-                request.params.max_tokens or 1,
-                request.params,
-                self.config.max_num_seqs,
-            )
-        except RequestTooLarge as error:
+            limits = self.block_manager.limits
+            limits.check_runs_alone(num_tokens, params.max_tokens or 1, params, config.max_num_seqs)
+            if request.lora_request is not None and self._adapters is None:
+                raise InvalidRequest(
+                    f"the request uses the adapter {request.lora_request.lora_name}, and this engine runs none; start "
+                    "it with enable_lora",
+                    field="lora_request",
+                    code="adapters_off",
+                )
+            if not config.enable_chunked_prefill and num_tokens > config.max_num_batched_tokens:
+                raise RequestTooLarge(
+                    f"the prompt has {num_tokens} tokens, and without chunked prefill a step computes it whole in at "
+                    f"most max_num_batched_tokens = {config.max_num_batched_tokens}; shorten it, raise "
+                    "max_num_batched_tokens, or enable chunked prefill",
+                    field="prompt",
+                )
+        except InvalidRequest as error:
             return RequestError.of(error)
-        if request.lora_request is not None and self._adapters is None:
-            return RequestError(
-                f"the request uses the adapter {request.lora_request.lora_name}, and this engine runs none; start it "
-                "with enable_lora",
-                field="lora_request",
-                code="adapters_off",
-                is_client_error=True,
-            )
-        num_tokens = len(request.prompt_token_ids)
-        if not self.config.enable_chunked_prefill and num_tokens > self.config.max_num_batched_tokens:
-            return RequestError(
-                f"the prompt has {num_tokens} tokens, and without chunked prefill a step computes it whole in at most "
-                f"max_num_batched_tokens = {self.config.max_num_batched_tokens}; shorten it, raise "
-                "max_num_batched_tokens, or enable chunked prefill",
-                field="prompt",
-                code="request_too_large",
-                is_client_error=True,
-            )
         return None
 
     def add_together(self, requests: SequenceABC[EngineCoreRequest]) -> None:
@@ -208,10 +199,6 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         return bool(self.groups) or self._registry.has_ended
-
-    def take_ended(self) -> list[EngineCoreOutput]:
-        """Return the outputs of requests and sequences that ended without a step of their own, each once."""
-        return self._registry.take_ended()
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
@@ -327,7 +314,3 @@ class Scheduler:
             num_used_host_blocks=self.block_manager.num_used_host_blocks,
             **adapters,
         )
-
-    def check(self) -> None:
-        """Prove that queues, groups and blocks agree. Raises AssertionError. For tests and for idle moments."""
-        self._registry.check()

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from math import exp, log
 from typing import Any, Final
 
+from octavo.core.launched import LaunchedStep
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.step import ModelRunnerOutput, RowOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 from octavo.errors import ConfigError
@@ -152,7 +153,12 @@ class SimulatedExecutor:
         if self.link is not None:
             self.link.note_step(ends_at - seconds * len(self._free_at), ends_at)
         self.gaps.note([row.seq_id for row in output.rows if row.tokens], ends_at)
-        return _Finished(output, ends_at, self._clock)
+
+        def collect() -> ModelRunnerOutput:
+            self._clock.now = max(self._clock.now, ends_at)
+            return output
+
+        return LaunchedStep(collect, lambda error: error)
 
     def call(self, method: str, *arguments: Any) -> Any:
         raise ConfigError(f"{method} is not a call of a simulated worker; there are none")
@@ -214,20 +220,6 @@ class SimulatedExecutor:
             return _drawn(row.seq_id, row.epoch, script.output_token(state.index, place))
         # when the prompt is computed, each sequence gets its first token
         return _drawn(row.seq_id, row.epoch, *(script.output_token(index, 0) for index in range(row.num_samples)))
-
-
-class _Finished(Future[ModelRunnerOutput]):
-    """A result that is known already; asking for it moves the clock to the time at which it is ready."""
-
-    def __init__(self, output: ModelRunnerOutput, finished_at: float, clock: Clock) -> None:
-        super().__init__()
-        self._output = output
-        self._finished_at = finished_at
-        self._sim_clock = clock
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        self._sim_clock.now = max(self._sim_clock.now, self._finished_at)
-        return self._output
 
 
 def _drawn(seq_id: int, epoch: int, *token_ids: int) -> RowOutput:
