@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
+import torch
 from torch import Tensor
+
+from octavo.errors import EngineDeadError
 
 
 class Collectives:
@@ -19,6 +23,8 @@ class Collectives:
 
     rank: int = 0
     size: int = 1
+    _reason: str | None = None
+    """Why the group is of no use any more."""
 
     @property
     def is_recordable(self) -> bool:
@@ -54,6 +60,8 @@ class Collectives:
 
         Where the host does not wait for calls, they return before they fail.
         """
+        if self._reason is not None:
+            raise EngineDeadError(self._reason)
 
     def watch(self) -> None:
         """Give what was launched up to now the deadline of calls: what repeats them without Python tells the group of
@@ -64,9 +72,19 @@ class Collectives:
 
         Ranks of other machines are reached by poisoning their own.
         """
+        self._reason = self._reason or reason
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.poison(reason)
+        raise EngineDeadError(reason)
 
     def close(self) -> None:
         """Release memory and connections. Idempotent."""
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the elements as bytes, in one line: no library knows every element type."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def summed(shares: Sequence[Tensor] | Tensor) -> Tensor:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from octavo.core.rendezvous import Rendezvous
-from octavo.distributed.collectives import Collectives, summed
+from octavo.distributed.collectives import Collectives, bytes_of, summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.stores import gloo_options, tcp_store
 from octavo.errors import EngineDeadError
@@ -43,7 +43,6 @@ class GlooGroup(Collectives):
         self._outward = outward
         self._inward = inward
         self._deadline_s = deadline_s
-        self._reason: str | None = None
         self._sending: list[tuple[Any, Tensor]] = []
         """What was sent and may not have arrived, with the tensors that it is read from."""
 
@@ -68,9 +67,6 @@ class GlooGroup(Collectives):
     def receive(self, tensor: Tensor, source: int) -> None:
         self._finish([(source, self._copy(self._inward, source, tensor))], "send")
 
-    def poison(self, reason: str) -> None:
-        self._reason = self._reason or reason
-
     def close(self) -> None:
         self.poison("the group of ranks is closed")
         self._outward, self._inward, self._sending = (), (), []
@@ -78,8 +74,7 @@ class GlooGroup(Collectives):
     def _copy(self, paths: _Paths, rank: int, tensor: Tensor) -> Any:
         """Begin to copy `tensor` over the path to or from a rank."""
         self.check()
-        # gloo does not know every element type
-        return paths[rank].broadcast([tensor.view(-1).view(torch.uint8)], BroadcastOptions())
+        return paths[rank].broadcast([bytes_of(tensor)], BroadcastOptions())
 
     def _exchange(self, share: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have one shape and type."""
@@ -112,14 +107,6 @@ class GlooGroup(Collectives):
         except RuntimeError as error:
             self._fail(f"rank {self._ranks[rank]} cannot be reached: {error}")
         return True
-
-    def _fail(self, reason: str) -> NoReturn:
-        self.poison(reason)
-        raise EngineDeadError(reason)
-
-    def check(self) -> None:
-        if self._reason is not None:
-            raise EngineDeadError(self._reason)
 
 
 class GlooStore:

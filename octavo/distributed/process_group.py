@@ -12,14 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
 
 from octavo.core.rendezvous import Rendezvous
-from octavo.distributed.collectives import Collectives, summed
+from octavo.distributed.collectives import Collectives, bytes_of, summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.overdue import LOOK_S, Event, OverdueWatch
 from octavo.distributed.stores import gloo_options, memory_store, tcp_store
@@ -74,7 +74,6 @@ class ProcessGroup(Collectives):
         self._backend = backend
         self._members = members
         self._deadline_s = deadline_s
-        self._reason: str | None = None
         self._lock = threading.Lock()
         self._sending: deque[tuple[Any, Tensor]] = deque()
         """What was sent and may not have arrived, with the tensors that it is read from."""
@@ -95,7 +94,7 @@ class ProcessGroup(Collectives):
         self.check()
         options = BroadcastOptions()
         options.rootRank = source
-        self._finish(self._backend.broadcast([_bytes_of(tensor)], options))
+        self._finish(self._backend.broadcast([bytes_of(tensor)], options))
 
     def send(self, tensor: Tensor, target: int) -> None:
         self.check()
@@ -103,20 +102,16 @@ class ProcessGroup(Collectives):
         while self._sending and (len(self._sending) >= _MOST_SENDING or self._sending[0][0].is_completed()):
             work, _ = self._sending.popleft()
             self._call(work.wait)  # of gloo's, none says earlier that it has completed
-        self._sending.append((self._backend.send([_bytes_of(sent)], target, 0), sent))
+        self._sending.append((self._backend.send([bytes_of(sent)], target, 0), sent))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self.check()
-        work = self._backend.recv([_bytes_of(tensor)], source, 0)
+        work = self._backend.recv([bytes_of(tensor)], source, 0)
         if self._watch is None:
             # gloo closes a connection where a receiver stops to wait, so that it cannot look whether it is poisoned
             self._call(lambda: work.wait(timedelta(seconds=self._deadline_s)))
         else:
             self._finish(work)
-
-    def check(self) -> None:
-        if self._reason is not None:
-            raise EngineDeadError(self._reason)
 
     def watch(self) -> None:
         if self._watch is not None:
@@ -165,7 +160,7 @@ class ProcessGroup(Collectives):
         self.check()
         share = share.contiguous()
         shares = share.new_empty((self.size, *share.shape))
-        self._finish(self._backend._allgather_base(_bytes_of(shares), _bytes_of(share)))
+        self._finish(self._backend._allgather_base(bytes_of(shares), bytes_of(share)))
         return shares
 
     def _finish(self, work: Any) -> None:
@@ -200,10 +195,6 @@ class ProcessGroup(Collectives):
         if absent:
             return f"rank {', '.join(map(str, absent))} did not come: a call {what}"
         return f"a call of ranks {list(self._members.ranks)} {what}, and all wait"
-
-    def _fail(self, reason: str) -> NoReturn:
-        self.poison(reason)
-        raise EngineDeadError(reason)
 
 
 class ProcessGroups:
@@ -253,8 +244,3 @@ def _watch(deadline_s: float, on_overdue: Callable[[str], None]) -> OverdueWatch
     """Return what watches over the calls on the current GPU."""
     event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return OverdueWatch(event, deadline_s, on_overdue, torch.cuda.is_current_stream_capturing)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the elements as bytes, in one line: no library knows every element type."""
-    return tensor.view(-1).view(torch.uint8)

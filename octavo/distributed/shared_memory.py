@@ -27,13 +27,10 @@ _SUM_TYPES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16
 class SharedMemoryGroup(Collectives):
     """Ranks over memory that all ranks have mapped. The calls are kept by recordings of compiled calls."""
 
-    is_recordable = True
-
     def __init__(self, native: _native.SharedGroup, rank: int, size: int, allocate: Allocate) -> None:
         self.rank = rank
         self.size = size
         self._native: _native.SharedGroup | None = native
-        self._reason: str | None = None
         self._allocate = allocate
 
     def gather(self, share: Tensor) -> Tensor:
@@ -61,11 +58,6 @@ class SharedMemoryGroup(Collectives):
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self._living().receive(*_bytes_of(tensor), source)
-
-    def check(self) -> None:
-        """Raise where this rank's group is poisoned; the calls themselves find the failure of another rank."""
-        if self._reason is not None:
-            raise EngineDeadError(self._reason)
 
     def poison(self, reason: str) -> None:
         """Reaches every rank that shares the memory, of other groups too, within 50 ms."""
