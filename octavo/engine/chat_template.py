@@ -6,7 +6,7 @@ Templates come from the internet: they run in a sandbox, with a budget; what the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -86,25 +86,10 @@ class ChatTemplate:
         """Return `override`, else the directory's chat_template.jinja, else the template of chat_template.json, which
         older processors of images and sounds have, else that of tokenizer_config.json, else one that writes the texts
         alone, for models of images whose releases have none."""
-        source = override
-        name = "the chat template of the argument chat_template"
-        directory = Path(directory)
-        file = (directory.parent if directory.is_file() else directory) / TEMPLATE_FILE
-        if source is None and file.is_file() and not is_gguf(directory):
-            name = f"the chat template of {file.name}"
-            try:
-                source = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{file}: cannot be read ({error})") from error
-        if source is None and (older := file.with_suffix(".json")).is_file() and not is_gguf(directory):
-            name = f"chat_template of {older.name}"
-            source = _configured_template(read_json_object(older).get("chat_template"))
-        if source is None:
-            name = f"chat_template of {TOKENIZER_CONFIG}"
-            source = _configured_template(tokenizer.config.get("chat_template"))
-        if source is None and (plain := _plain_template(file.with_name(CONFIG))) is not None:
-            name, source = "the chat template for a model without one", plain
-        return None if source is None else cls(source, tokenizer.special_tokens, name)
+        for name, source in _templates_of(Path(directory), tokenizer, override):
+            if source is not None:
+                return cls(source, tokenizer.special_tokens, name)
+        return None
 
     def render(
         self,
@@ -200,6 +185,21 @@ def _short(message: object) -> str:
     """Return the beginning of a template's message."""
     text = str(message)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def _templates_of(path: Path, tokenizer: Tokenizer, override: str | None) -> Iterator[tuple[str, str | None]]:
+    """Yield what may be the template, the preferred one first, each with its name."""
+    yield "the chat template of the argument chat_template", override
+    file = (path.parent if path.is_file() else path) / TEMPLATE_FILE
+    if file.is_file() and not is_gguf(path):
+        try:
+            yield f"the chat template of {file.name}", file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file}: cannot be read ({error})") from error
+    if (older := file.with_suffix(".json")).is_file() and not is_gguf(path):
+        yield f"chat_template of {older.name}", _configured_template(read_json_object(older).get("chat_template"))
+    yield f"chat_template of {TOKENIZER_CONFIG}", _configured_template(tokenizer.config.get("chat_template"))
+    yield "the chat template for a model without one", _plain_template(file.with_name(CONFIG))
 
 
 def _plain_template(config: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, NamedTuple, TypeVar
@@ -230,11 +230,9 @@ class Metrics:
                 del self._num_adapted[name]
                 self._adapters.remove(*self._labels.values(), name)
 
-    @contextmanager
-    def open_websocket(self) -> Iterator[None]:
+    def open_websocket(self) -> AbstractContextManager[object]:
         """Count a WebSocket as an open one inside the context."""
-        with self._websockets.track_inprogress():
-            yield
+        return self._websockets.track_inprogress()
 
     def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.

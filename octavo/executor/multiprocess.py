@@ -245,7 +245,8 @@ class MultiprocessExecutor:
                     raise self.overdue() from None
                 late = {each.number: state for each in self._ranks if each.values and (state := each.state) is not None}
                 idle = [number for number, state in late.items() if _is_idle(state, before.get(number))]
-                stuck = self._stopped_ranks() or self._hung_ranks(idle)
+                hung = f"neither responded nor used processor time for {self._timeout_s:g} s while it started"
+                stuck = self._stopped_ranks() or self._failure_of(idle, hung)
                 if stuck is not None:
                     raise self._fail(stuck) from None
                 before = late
@@ -324,13 +325,12 @@ class MultiprocessExecutor:
         return error
 
     def _stopped_ranks(self) -> EngineDeadError | None:
-        names = ", ".join(rank.name for rank in self._ranks if rank.is_stopped)
-        return EngineDeadError(f"{names}: stopped by a signal or a debugger") if names else None
+        stopped = [rank.number for rank in self._ranks if rank.is_stopped]
+        return self._failure_of(stopped, "stopped by a signal or a debugger")
 
-    def _hung_ranks(self, numbers: Sequence[int]) -> EngineDeadError | None:
+    def _failure_of(self, numbers: Sequence[int], what: str) -> EngineDeadError | None:
         names = ", ".join(rank.name for rank in self._ranks if rank.number in numbers)
-        hung = f"neither responded nor used processor time for {self._timeout_s:g} s"
-        return EngineDeadError(f"{names}: {hung} while it started") if names else None
+        return EngineDeadError(f"{names}: {what}") if names else None
 
     def _fail(self, failure: OctavoError) -> OctavoError:
         """Make everything that waits raise `failure`, unless there was a failure before; return the first one."""

@@ -120,7 +120,6 @@ class KvPublisher:
         self._lock = threading.Lock()
         self._number = 0
         self._context: Any = zmq.Context()
-        self._sockets: list[Any] = []
         try:
             self._out = self._open(zmq.PUB, config.endpoint)
             self._out.set_hwm(config.hwm)

@@ -33,8 +33,8 @@ class Fetching:
         engine, sequence = group.request.prefill, group.live[0]
         if engine is None or not any(self._coming.values()) or hit.num_tokens >= len(sequence.token_ids) - 1:
             return False
-        coming = set[tuple[str, bytes]]().union(*self._coming.values())
-        return any((engine, digest) in coming for digest in self._digests(group)[hit.num_blocks : hit.num_blocks + 1])
+        missing = self._digests(group)[hit.num_blocks : hit.num_blocks + 1]
+        return any((engine, digest) in coming for coming in self._coming.values() for digest in missing)
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
         """Return how many blocks behind a hit are fetched for a request of `num_tokens` tokens that is admitted."""

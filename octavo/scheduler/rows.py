@@ -7,8 +7,7 @@ from bisect import bisect_right
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
 from octavo.scheduler.drafts import Proposer
-from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.plan_messages import new_sequence, scheduled_row
+from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 

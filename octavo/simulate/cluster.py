@@ -187,17 +187,7 @@ class Cluster:
             self._push_arrival(now + self._trace.requests[follower].arrival_s, follower)
 
     def _sample(self, now: float) -> None:
-        usages = [replica.kv_usage for replica in self._replicas]
-        self._samples.append(
-            Sample(
-                now,
-                sum(replica.num_running for replica in self._replicas),
-                sum(replica.num_waiting for replica in self._replicas),
-                sum(replica.num_swapped for replica in self._replicas),
-                sum(usages),
-                max(usages),
-            )
-        )
+        self._samples.append(Sample.sum(now, [replica.sample(now) for replica in self._replicas]))
         if len(self._samples) > MAX_SAMPLES:
             del self._samples[1::2]
             self._sample_every_s *= 2

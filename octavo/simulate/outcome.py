@@ -42,6 +42,12 @@ class Sample(msgspec.Struct, gc=False, array_like=True):
     kv_usage: float = 0.0
     max_kv_usage: float = 0.0
 
+    @classmethod
+    def sum(cls, time_s: float, parts: Sequence[Sample]) -> Sample:
+        """Return the state of `parts`, which are of the same time, together."""
+        sums = {name: sum(getattr(each, name) for each in parts) for name in _SUMMED}
+        return cls(time_s, **sums, max_kv_usage=max(each.max_kv_usage for each in parts))
+
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one engine, or sums over several. gaps: times between tokens, as `TokenGaps` counts them."""
@@ -102,6 +108,5 @@ def _merged_samples(parts: Iterable[Sequence[Sample]]) -> list[Sample]:
         found = [part[time_s] for part in by_time if time_s in part]
         if any(time_s not in part and time_s < max(part, default=-1.0) for part in by_time):
             continue
-        counts = {name: sum(getattr(each, name) for each in found) for name in _SUMMED}
-        sums.append(Sample(time_s, **counts, max_kv_usage=max(each.max_kv_usage for each in found)))
+        sums.append(Sample.sum(time_s, found))
     return sums

@@ -10,7 +10,7 @@ from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import Clock, Script, SimulatedExecutor
 from octavo.simulate.link import Link, LinkedConnector
-from octavo.simulate.outcome import Totals
+from octavo.simulate.outcome import Sample, Totals
 from octavo.simulate.speculation import Guessing
 
 
@@ -150,22 +150,10 @@ class SimulatedReplica:
         """Return the counts since the begin."""
         return Totals.of(self.scheduler.stats(), self.executor.busy_s, self.executor.gaps.counts)
 
-    @property
-    def num_running(self) -> int:
-        return len(self.scheduler.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of requests that wait for blocks, in the queue or on their way, or for their first step."""
-        return len(self._inbox) + len(self.scheduler.groups) - self.num_running - self.num_swapped
-
-    @property
-    def num_swapped(self) -> int:
-        """Return the number of requests whose blocks are on the host."""
-        return len(self.scheduler.swapped)
-
-    @property
-    def kv_usage(self) -> float:
-        """Return the share of the blocks that are in use."""
-        manager = self.scheduler.block_manager
-        return manager.num_used_blocks / manager.limits.num_blocks
+    def sample(self, now: float) -> Sample:
+        """Return the state at `now`. Requests wait for blocks, in the queue or on their way, or for a first step."""
+        scheduler, manager = self.scheduler, self.scheduler.block_manager
+        num_running, num_swapped = len(scheduler.running), len(scheduler.swapped)
+        num_waiting = len(self._inbox) + len(scheduler.groups) - num_running - num_swapped
+        usage = manager.num_used_blocks / manager.limits.num_blocks
+        return Sample(now, num_running, num_waiting, num_swapped, usage, usage)

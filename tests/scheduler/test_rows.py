@@ -9,8 +9,7 @@ import pytest
 from octavo.core.step import SchedulerOutput
 from octavo.kv_cache.block_table import BlockTable
 from octavo.scheduler.budget import TokenBudget
-from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.plan_messages import new_sequence
+from octavo.scheduler.plan import StepPlan, new_sequence
 from octavo.scheduler.rows import RowPlanner
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
