@@ -150,7 +150,7 @@ class Generated(msgspec.Struct, kw_only=True):
 class Generation(ABC):
     """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    kind: the struct of its body. id_prefix: what its ids begin with. chunk_kind: that of chunks with choices.
+    kind: the struct of its body. id_prefix: what its ids begin with. chunk_object: what chunks with choices are called.
     end_of_stream: what follows the last chunk of a stream. field_names: what the client calls a field that the engine
     knows by another name, for the messages of errors. yields_aborted: a response says that its request was aborted, and
     has what there is; otherwise an error takes its place. Raises ApiError 404 for the model, and InvalidRequest.
@@ -158,7 +158,7 @@ class Generation(ABC):
 
     kind: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
-    chunk_kind: ClassVar[type[msgspec.Struct]]
+    chunk_object: ClassVar[str]
     end_of_stream: ClassVar[bytes] = DONE
     yields_aborted: ClassVar[bool] = False
 
@@ -204,13 +204,13 @@ class Generation(ABC):
         """Return the chunks that follow the last output: one with the usage, where that is asked for."""
         return [self.chunk([])] if self.asked.wants_usage_chunk else []
 
-    def chunk(self, choices: list[Any]) -> msgspec.Struct:
+    def chunk(self, choices: list[Any]) -> Any:
         """Return a chunk with these choices, or without any the last one, which has the usage. In streams that end with
         it the usage of other chunks is null, unless each has it."""
-        usage: Usage | UnsetType | None = None if self.asked.wants_usage_chunk else UNSET
+        usage: dict[str, Usage | None] = {"usage": None} if self.asked.wants_usage_chunk else {}
         if self.asked.wants_usage_always or not choices:
-            usage = self.usage()
-        return self.chunk_kind(**self.frame, choices=choices, usage=usage)
+            usage = {"usage": self.usage()}
+        return {**self.frame, "object": self.chunk_object, "choices": choices, **usage}
 
     def event(self, encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
         return event(encoder, chunk)

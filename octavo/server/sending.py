@@ -48,6 +48,10 @@ _HEADERS = [
 ]
 
 
+StreamEvent = dict[str, Any]
+"""An event of a stream, whose fields depend on its type, or on what is new."""
+
+
 def event(encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 

@@ -19,10 +19,9 @@ from octavo.server.generation import Generation
 from octavo.server.logprobs import ChatLogprobs, chat_logprobs
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import ShimRequest
+from octavo.server.sending import StreamEvent
 
 S = TypeVar("S", bound=ShimRequest)
-StreamEvent = dict[str, Any]
-"""An event of a stream of these APIs: its `type`, on which the other fields depend."""
 
 
 class Turn(Generation):

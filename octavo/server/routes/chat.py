@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
@@ -11,49 +11,54 @@ from starlette.requests import Request
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.server.context import ServerContext
-from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallBegin, ToolCallDelta, joined
+from octavo.server.formats.events import (
+    OutputEvent,
+    ReadCall,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    joined,
+)
 from octavo.server.generation import Generated
 from octavo.server.logprobs import ChatLogprobs, PromptLogprobsField
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest
-from octavo.server.sending import packing
+from octavo.server.sending import StreamEvent, packing
 from octavo.server.turn import Turn
 from octavo.server.usage import Usage
 
+_OF_CALLS: Final = {False: ("function", "arguments"), True: ("custom", "input")}
+"""By whether a tool is a custom one: the field of a call, and in it that of what the model writes."""
+
 
 class FunctionCall(Struct, kw_only=True):
-    """The name of a function and its arguments as JSON; in a chunk, what is new of them."""
+    """The name of a function and its arguments as JSON."""
 
-    name: str | UnsetType = UNSET
+    name: str
     arguments: str
 
 
 class CustomCall(Struct, kw_only=True):
-    """The name of a custom tool and its input; in a chunk, what is new of it."""
+    """The name of a custom tool and its input."""
 
-    name: str | UnsetType = UNSET
+    name: str
     input: str
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call that the model makes; in a chunk, what is new of it."""
+    """A call that the model makes."""
 
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: Literal["function", "custom"] | UnsetType = UNSET
+    id: str
+    type: Literal["function", "custom"] = "function"
     function: FunctionCall | UnsetType = UNSET
     custom: CustomCall | UnsetType = UNSET
 
     @classmethod
-    def of(cls, arguments: str, *, is_custom: bool, name: str | UnsetType = UNSET, **fields: Any) -> ToolCall:
-        """Return a call, or what is new of it. arguments: of a custom tool, its input. name: of a call that begins."""
-        kind: Literal["function", "custom"] = "custom" if is_custom else "function"
-        return cls(
-            type=UNSET if name is UNSET else kind,
-            function=UNSET if is_custom else FunctionCall(name=name, arguments=arguments),
-            custom=CustomCall(name=name, input=arguments) if is_custom else UNSET,
-            **fields,
-        )
+    def of(cls, call: ReadCall) -> ToolCall:
+        if call.is_custom:
+            return cls(id=call.id, type="custom", custom=CustomCall(name=call.name, input=call.arguments))
+        return cls(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -89,45 +94,16 @@ class ChatCompletionResponse(Generated, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Delta(Struct, kw_only=True):
-    """What is new in a chunk: the role, or text, or reasoning, or a call, or nothing."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChunkChoice(Struct, kw_only=True):
-    """What is new of one of the responses of the model."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletionChunk(Generated, kw_only=True):
-    """A chunk of the stream of `POST /v1/chat/completions`."""
-
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
 class ChatCompletion(Turn):
     """Return the next turn of a conversation, whole or as a stream.
 
-    A stream has the role, the text in pieces, an empty delta with the finish reason, the usage.
+    A stream has the role, the text in pieces, an empty delta with the finish reason, the usage. What is new in a chunk
+    is the role, or text, or reasoning, or a call, or nothing.
     """
 
     kind: ClassVar[type[ChatCompletionRequest]] = ChatCompletionRequest
     id_prefix = "chatcmpl-"
-    chunk_kind = ChatCompletionChunk
+    chunk_object = "chat.completion.chunk"
     yields_aborted = True
     _has_begun = False
 
@@ -140,7 +116,7 @@ class ChatCompletion(Turn):
             response.prompt_token_ids = output.prompt_token_ids
         return response
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[Struct]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[StreamEvent]:
         if not self._has_begun:
             self._has_begun = True
             yield from self._first_chunks(output)
@@ -148,14 +124,16 @@ class ChatCompletion(Turn):
             deltas = [delta for each in self.events(output, completion) if (delta := _delta(each)) is not None]
             logprobs = self.logprobs(completion)
             if not deltas and (logprobs or (self.asked.return_token_ids and completion.token_ids)):
-                deltas = [Delta(content="")]
+                deltas = [{"content": ""}]
+            of_tokens: dict[str, Any] = {"logprobs": logprobs}
+            if self.asked.return_token_ids:
+                of_tokens["token_ids"] = completion.token_ids
             for place, delta in enumerate(deltas):
                 # what belongs to the tokens comes once
-                of_tokens = {} if place else {"logprobs": logprobs, "token_ids": self.token_ids(completion)}
-                yield self._chunk(completion.index, delta, **of_tokens)
+                yield self._chunk(completion.index, delta, **({} if place else of_tokens))
             if completion.finish_reason is not None:
                 reasons = {"finish_reason": self.finish_reason(completion), "stop_reason": completion.stop_reason}
-                yield self._chunk(completion.index, Delta(), **reasons)
+                yield self._chunk(completion.index, {}, **reasons)
 
     def _response(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
         packed = packing(outputs)
@@ -175,36 +153,33 @@ class ChatCompletion(Turn):
 
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
         read = joined(self.events(output, completion))
-        calls = [
-            ToolCall.of(call.arguments, is_custom=call.is_custom, id=call.id, name=call.name) for call in read.calls
-        ]
         return ChatMessage(
-            content=self.echoed_text(completion.index) + (read.text or "") or (None if calls else ""),
+            content=self.echoed_text(completion.index) + (read.text or "") or (None if read.calls else ""),
             reasoning_content=read.reasoning,
             reasoning=read.reasoning,
-            tool_calls=calls or UNSET,
+            tool_calls=[*map(ToolCall.of, read.calls)] or UNSET,
         )
 
     def echoed_text(self, index: int) -> str:
         """Return what comes before the model's own text in choice `index`."""
         return self.asked.echoed_text
 
-    def _first_chunks(self, output: RequestOutput) -> Iterator[Struct]:
+    def _first_chunks(self, output: RequestOutput) -> Iterator[StreamEvent]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""
         num_found = len(output.outputs) if self.params.use_beam_search else self.params.n
         for index in range(num_found):
-            chunk = self._chunk(index, Delta(role="assistant", content=""))
+            chunk = self._chunk(index, {"role": "assistant", "content": ""})
             if self.asked.wants_usage_always:
                 # the role comes with the first output, but before its tokens
-                chunk.usage = self.usage(without_completion=True)
+                chunk["usage"] = self.usage(without_completion=True)
             if self.asked.return_token_ids and index == 0:
-                chunk.prompt_token_ids = output.prompt_token_ids
+                chunk["prompt_token_ids"] = output.prompt_token_ids
             yield chunk
             if echoed := self.asked.echoed_text:
-                yield self._chunk(index, Delta(content=echoed))
+                yield self._chunk(index, {"content": echoed})
 
-    def _chunk(self, index: int, delta: Delta, **fields: Any) -> Any:
-        return self.chunk([ChatChunkChoice(index=index, delta=delta, **fields)])
+    def _chunk(self, index: int, delta: dict[str, Any], **fields: Any) -> Any:
+        return self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}])
 
 
 class ChatBatch(ChatCompletion):
@@ -228,16 +203,18 @@ class ChatBatch(ChatCompletion):
         return self._batch.chat(index).echoed_text if self.asked.echo else ""
 
 
-def _delta(event: OutputEvent) -> Delta | None:
+def _delta(event: OutputEvent) -> dict[str, Any] | None:
     """Return what an event adds to a message; None for the end of a call."""
     match event:
         case TextDelta(text):
-            return Delta(content=text)
+            return {"content": text}
         case ReasoningDelta(text):
-            return Delta(reasoning_content=text, reasoning=text)
+            return {"reasoning_content": text, "reasoning": text}
         case ToolCallBegin(index, call_id, name, is_custom):
-            return Delta(tool_calls=[ToolCall.of("", is_custom=is_custom, index=index, id=call_id, name=name)])
+            kind, field = _OF_CALLS[is_custom]
+            return {"tool_calls": [{"index": index, "id": call_id, "type": kind, kind: {"name": name, field: ""}}]}
         case ToolCallDelta(index, arguments, is_custom):
-            return Delta(tool_calls=[ToolCall.of(arguments, is_custom=is_custom, index=index)])
+            kind, field = _OF_CALLS[is_custom]
+            return {"tool_calls": [{"index": index, kind: {field: arguments}}]}
         case _:
             return None

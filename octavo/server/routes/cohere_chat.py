@@ -20,7 +20,8 @@ from octavo.server.formats.events import (
     joined,
 )
 from octavo.server.schema.cohere_chat import CohereChatRequest
-from octavo.server.turn import ShimTurn, StreamEvent
+from octavo.server.sending import StreamEvent
+from octavo.server.turn import ShimTurn
 
 _REASONS: Final = {"length": "MAX_TOKENS", "tool_calls": "TOOL_CALL", "stop": "COMPLETE"}
 

@@ -14,7 +14,7 @@ from octavo.engine.fill_in import ends_of_filling_in
 from octavo.server.generation import Generated, Generation
 from octavo.server.logprobs import CompletionLogprobs, Position, PromptLogprobsField, completion_logprobs, token_text
 from octavo.server.schema.completions import CompletionRequest
-from octavo.server.sending import packing
+from octavo.server.sending import StreamEvent, packing
 from octavo.server.usage import Usage
 
 
@@ -32,11 +32,11 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class CompletionResponse(Generated, kw_only=True):
-    """Response of `POST /v1/completions`, and each chunk of its stream."""
+    """Response of `POST /v1/completions`; a chunk of its stream is one, too, whose usage may be absent or null."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: Usage
 
 
 class Completion(Generation):
@@ -47,7 +47,7 @@ class Completion(Generation):
 
     kind = CompletionRequest
     id_prefix = "cmpl-"
-    chunk_kind = CompletionResponse
+    chunk_object = "text_completion"
     yields_aborted = True
     asked: CompletionRequest
 
@@ -86,7 +86,7 @@ class Completion(Generation):
                 choices.append(choice)
         return CompletionResponse(**self.frame, choices=choices, usage=self.usage())
 
-    def chunks(self, index: int, output: RequestOutput) -> Iterator[Struct]:
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[StreamEvent]:
         for completion in output.outputs:
             choice = self._choice(index, output, completion)
             if choice.text or choice.logprobs or choice.token_ids or choice.prompt_token_ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
@@ -71,7 +71,6 @@ class Generate(Generation):
 
     kind = GenerateRequest  # type: ignore[assignment]  # it becomes a completion
     id_prefix = "generate-tokens-"
-    chunk_kind: ClassVar[type[Struct]] = GenerateResponse
     yields_aborted = True
     asked: CompletionRequest
 

@@ -21,7 +21,8 @@ from octavo.server.formats.events import (
     ToolCallEnd,
 )
 from octavo.server.schema.messages import MessagesRequest
-from octavo.server.turn import ShimTurn, StreamEvent
+from octavo.server.sending import StreamEvent
+from octavo.server.turn import ShimTurn
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -24,7 +24,8 @@ from octavo.server.formats.events import (
 )
 from octavo.server.logprobs import ContentLogprob
 from octavo.server.schema.responses import FunctionTool, ResponsesRequest
-from octavo.server.turn import ShimTurn, StreamEvent
+from octavo.server.sending import StreamEvent
+from octavo.server.turn import ShimTurn
 
 _ERROR_CODES: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _IDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
