@@ -30,7 +30,7 @@ from octavo.server.context import ServerContext
 from octavo.server.decode import EngineBody
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
-from octavo.server.logprobs import by_ids
+from octavo.server.logprobs import ChatLogprobs, by_ids, chat_logprobs
 from octavo.server.rate_limits import Meter
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import (
@@ -238,6 +238,12 @@ class Generation(ABC):
     def shown(self, positions: Sequence[Any]) -> Sequence[Any]:
         """Return positions of log-probabilities whose tokens have texts, or ids alone where that is asked for."""
         return by_ids(positions) if self.shows_ids else positions
+
+    def described(self, completion: CompletionOutput, num_top: int) -> ChatLogprobs:
+        """Return the log-probabilities of the tokens of a completion, and of so many likeliest ones at their places."""
+        num_top = -1 if self.asked.logprob_token_ids else num_top
+        positions = self.shown(completion.logprobs or [])
+        return chat_logprobs(completion.token_ids, positions, num_top, self.context.llm.tokenizer.token_bytes)
 
     async def respond(self) -> Any:
         """Return the response: whole, or as a stream of events. Raises InvalidRequest or ApiError."""

@@ -1,8 +1,10 @@
-"""Forms with files (`multipart/form-data`), read from a body that is there in one piece, and so is bounded already."""
+"""Forms with files (`multipart/form-data`): read from a body that is there in one piece, and so is bounded already, and
+written with one sound."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from email.message import Message
 from email.parser import HeaderParser
 from typing import Final
@@ -45,6 +47,17 @@ def read_form(content_type: str, body: bytes) -> Form:
             return form
         _read_part(piece, form)
     raise _malformed("it breaks off before its last boundary")
+
+
+def form_head(boundary: str, fields: Iterable[tuple[str, str]]) -> bytes:
+    """Return a form up to the content of its file, which `form_tail` follows."""
+    head = f"--{boundary}\r\nContent-Disposition: form-data; name="
+    parts = [f"{head}{msgspec.json.encode(name).decode()}\r\n\r\n{text}\r\n" for name, text in fields]
+    return "".join([*parts, f'{head}"file"; filename="sound"\r\n\r\n']).encode()
+
+
+def form_tail(boundary: str) -> bytes:
+    return f"\r\n--{boundary}--\r\n".encode()
 
 
 def _read_part(piece: bytes, form: Form) -> None:

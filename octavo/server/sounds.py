@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import read_pieces
 from octavo.server.errors import ApiError
 from octavo.server.keys import sender_of
-from octavo.server.multipart import is_form, read_form
+from octavo.server.multipart import form_head, form_tail, is_form, read_form
 from octavo.server.schema.audio import TranscriptionRequest, of_form
 from octavo.server.shared_bytes import take_features
 from octavo.server.speech_prompts import Asked, Task, style_of
@@ -143,15 +143,12 @@ def form_of_url(model: ModelConfig, body: bytes) -> tuple[str, bytes]:
     if not isinstance(url, str) or "file" in fields:
         raise ValueError("the body needs the sound as file_url, a URL such as data:audio/wav;base64,…, and no file")
     sound = MediaUrls(model).read(url, "file_url")
-    boundary, parts = uuid4().hex, list[bytes]()
+    boundary, texts = uuid4().hex, list[tuple[str, str]]()
     for name, value in fields.items():
         for each in value if isinstance(value, list) else () if value is None else (value,):
-            text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
-            head = f"--{boundary}\r\nContent-Disposition: form-data; name={msgspec.json.encode(name).decode()}"
-            parts.append(f"{head}\r\n\r\n{text}\r\n".encode())
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="sound"\r\n\r\n'
-    parts += [head.encode(), sound, f"\r\n--{boundary}--\r\n".encode()]
-    return f"multipart/form-data; boundary={boundary}", b"".join(parts)
+            texts.append((name, each if isinstance(each, str) else msgspec.json.encode(each).decode()))
+    form = form_head(boundary, texts) + sound + form_tail(boundary)
+    return f"multipart/form-data; boundary={boundary}", form
 
 
 def log_mel(path: str) -> LogMel:

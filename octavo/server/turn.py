@@ -16,7 +16,7 @@ from octavo.server.context import ServerContext
 from octavo.server.formats.events import OutputEvent, TextDelta
 from octavo.server.formats.reading import OutputReader
 from octavo.server.generation import Generation
-from octavo.server.logprobs import ChatLogprobs, chat_logprobs
+from octavo.server.logprobs import ChatLogprobs
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.shim import ShimRequest
 from octavo.server.sending import StreamEvent
@@ -82,12 +82,7 @@ class Turn(Generation):
         """Return the log-probabilities of the tokens of a choice where the request asks for them."""
         if not self.asked.logprobs or not completion.token_ids:
             return None
-        return chat_logprobs(
-            completion.token_ids,
-            self.shown(completion.logprobs or []),
-            -1 if self.asked.logprob_token_ids else self.asked.top_logprobs or 0,
-            self.context.llm.tokenizer.token_bytes,
-        )
+        return self.described(completion, self.asked.top_logprobs or 0)
 
 
 class ShimTurn(Turn, Generic[S]):

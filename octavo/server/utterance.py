@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from octavo.server.errors import ApiError, ErrorBody, ErrorObject, as_api_error
+from octavo.server.multipart import form_head, form_tail
 from octavo.server.schema.realtime import OpenAIWords, SpokenEvent, VllmWords
 from octavo.server.speech_prompts import gap
 
@@ -115,12 +116,12 @@ class Utterance:
         self._status, self._body = 0, b""
         self._has_left = False
         self._reason: ApiError | None = None
-        self._put(_form_head(self._boundary, {**form, "stream": "true"}, rate))
+        self._put(form_head(self._boundary, {**form, "stream": "true"}.items()) + _wav_head(rate))
         self.task = asyncio.create_task(self._run())
 
     def add(self, audio: bytes, most_bytes: int) -> None:
         """Add samples. Raises ApiError where the body becomes too large; what was added before stays."""
-        tail = len(_form_tail(self._boundary))
+        tail = len(form_tail(self._boundary))
         if self._num_bytes + len(audio) + tail > most_bytes:
             raise ApiError(
                 413,
@@ -134,7 +135,7 @@ class Utterance:
         """End the sound."""
         if not self.is_whole:
             self.is_whole = True
-            self._put(_form_tail(self._boundary), more_body=False)
+            self._put(form_tail(self._boundary), more_body=False)
 
     def leave(self, reason: ApiError | None = None) -> None:
         """End the request, as if its client had closed its connection. reason: an error to send."""
@@ -214,15 +215,8 @@ class Utterance:
             self._before = None
 
 
-def _form_head(boundary: str, fields: dict[str, str], rate: int) -> bytes:
-    """Return a form up to the samples of its file: a wav of unknown length, as streams have them."""
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-             for name, value in fields.items()]  # fmt: skip
-    parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'.encode())
+def _wav_head(rate: int) -> bytes:
+    """Return what stands before the samples of a wav of unknown length, as streams have them."""
     unknown = b"\xff\xff\xff\xff"
     sound = struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16)  # integers, one channel, 2 bytes a sample
-    return b"".join((*parts, b"RIFF", unknown, b"WAVEfmt ", sound, b"data", unknown))
-
-
-def _form_tail(boundary: str) -> bytes:
-    return f"\r\n--{boundary}--\r\n".encode()
+    return b"".join((b"RIFF", unknown, b"WAVEfmt ", sound, b"data", unknown))

@@ -289,11 +289,12 @@ async def _events(
     `choices` has for clients of vLLM what `delta` has, and why the text ends.
     """
     encoder, texts = msgspec.json.Encoder(), list[str]()
+    counts_all = asked.stream_include_usage and asked.stream_continuous_usage_stats
     async with aclosing(pieces):
         async for piece in pieces:
             if text := piece if texts else piece.lstrip():
                 texts.append(text)
-                so_far = {"usage": talk.counts} if asked.continuous_usage else {}
+                so_far = {"usage": talk.counts} if counts_all else {}
                 yield event(
                     encoder, {"type": "transcript.text.delta", "delta": text, "choices": _choices(text), **so_far}
                 )

@@ -14,7 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import named_by_the_caller
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation
-from octavo.server.logprobs import Position, PromptLogprobsField, chat_logprobs
+from octavo.server.logprobs import Position, PromptLogprobsField
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.generate import GenerateRequest
 from octavo.server.usage import Usage
@@ -127,10 +127,7 @@ class Generate(Generation):
         if self.asked.logprobs is None or positions is None:
             return None
         if has_text:
-            num_top = -1 if self.asked.logprob_token_ids else self.asked.logprobs
-            token_bytes = self.context.llm.tokenizer.token_bytes
-            described = chat_logprobs(completion.token_ids, self.shown(positions), num_top, token_bytes)
-            return GeneratedLogprobs([*described.content])
+            return GeneratedLogprobs([*self.described(completion, self.asked.logprobs).content])
         return GeneratedLogprobs([_drawn(*pair) for pair in zip(completion.token_ids, positions, strict=True)])
 
 

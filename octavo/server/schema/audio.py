@@ -60,11 +60,6 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
     @property
-    def continuous_usage(self) -> bool:
-        """Whether each event of the stream has the tokens so far."""
-        return self.stream_include_usage and self.stream_continuous_usage_stats
-
-    @property
     def is_timed(self) -> bool:
         return self.response_format in ("verbose_json", "srt", "vtt")
 
