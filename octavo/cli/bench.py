@@ -130,7 +130,6 @@ _CHILD = """
 import json, resource, sys, time
 began = time.perf_counter()
 from octavo import LLM, SamplingParams
-llm_class = LLM
 imported = time.perf_counter()
 llm = LLM(**json.loads(sys.argv[1]))
 loaded = time.perf_counter()

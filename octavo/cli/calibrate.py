@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from octavo.cli.bench import greedy, load
-from octavo.cli.live import compare, simulation_of, standard_loads
+from octavo.cli.live import compare, core_of, simulation_of, standard_loads
 from octavo.cli.options import Given, whole_numbers, with_options
 from octavo.cli.report import check_file, report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arguments, arg
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.step import BlockCopy, BlockOps, ModelRunnerOutput, SchedulerOutput
-from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
 from octavo.simulate.cost_model import COPIED_BLOCK, FEATURES, Fitted, MeasuredStep, fit, work_of
@@ -139,7 +138,7 @@ def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter)
     steps = [MeasuredStep(each[0].step.work, _typical_seconds(each)) for each in timed]
     coefficients, fit_error = fit(steps)
     del coefficients[COPIED_BLOCK]  # measured below
-    core = _core(llm.engine)
+    core = core_of(llm.engine)
     core.reset_prefix_cache()
     moves = measure_block_moves(core.executor.submit, ready.cache)
     model = Fitted(
@@ -271,15 +270,10 @@ def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:
     ]
 
 
-def _core(engine: LLMEngine) -> EngineCore:
-    assert isinstance(engine.core, EngineCore), "the engine is in this process"
-    return engine.core
-
-
 @contextmanager
 def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
     """Inside, no prompt is cut to keep a step short: the pieces would differ from repetition to repetition."""
-    pace = _core(engine).scheduler.rates.pace
+    pace = core_of(engine).scheduler.rates.pace
     before, pace.target_step_s = pace.target_step_s, 0.0
     try:
         yield

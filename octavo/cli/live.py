@@ -218,11 +218,15 @@ def _with_tokens(request: EngineCoreRequest, vocab_size: int) -> EngineCoreReque
     return msgspec.structs.replace(request, prompt_token_ids=prompt)
 
 
+def core_of(engine: LLMEngine) -> EngineCore:
+    assert isinstance(engine.core, EngineCore), "the engine is in this process"
+    return engine.core
+
+
 @contextmanager
 def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[list[StepTimes]]:
     """Inside, the engine reads this clock, and what each step planned is appended to the list."""
-    core = engine.core
-    assert isinstance(core, EngineCore), "the engine is in this process"
+    core = core_of(engine)
     before, core.clock = core.clock, clock
     try:
         with engine.timed_steps() as times:

@@ -178,17 +178,14 @@ class _Talk:
 
     def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
         self.requests = EngineRequests(context, request, asked, "transcr-")
-        self._num_prompt_tokens = self._num_new_tokens = 0
         self._max_model_len = context.max_model_len
-        self._last: RequestOutput | None = None
-        """Of the prompt that is being answered."""
+        self._counts: list[tuple[int, int]] = []
+        """The tokens of each prompt, and those that were written behind it so far."""
 
     @property
     def counts(self) -> TokenCounts:
         """The tokens of all prompts so far."""
-        last = self._last
-        num_in = self._num_prompt_tokens + (0 if last is None else len(last.prompt_token_ids))
-        num_out = self._num_new_tokens + (0 if last is None else last.num_generated_tokens)
+        num_in, num_out = sum(num for num, _ in self._counts), sum(num for _, num in self._counts)
         return TokenCounts(num_in, num_out, num_in + num_out)
 
     def limited(self, params: SamplingParams, style: SpeechStyle, piece: SpokenPiece) -> SamplingParams:
@@ -211,19 +208,16 @@ class _Talk:
 
     async def outputs(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a prompt, and count its tokens behind the last one that is read. Raises ApiError."""
-        outputs = self.requests.outputs([prompt], params, {})
+        place = len(self._counts)
+        self._counts.append((0, 0))
         try:
-            async with aclosing(outputs):
-                async for _, self._last in outputs:
-                    yield self._last
+            async with aclosing(self.requests.outputs([prompt], params, {})) as outputs:
+                async for _, output in outputs:
+                    self._counts[place] = len(output.prompt_token_ids), output.num_generated_tokens
+                    yield output
         finally:
-            last, self._last = self._last, None
-            if last is not None:
-                num_prompt, num_new = len(last.prompt_token_ids), last.num_generated_tokens
-                self._num_prompt_tokens += num_prompt
-                self._num_new_tokens += num_new
-                if self.requests.meter is not None:
-                    self.requests.meter.spend(num_prompt + num_new)
+            if self.requests.meter is not None:
+                self.requests.meter.spend(sum(self._counts[place]))
 
 
 def _transcriber(llm: AsyncLLM, talk: _Talk, heard: HeardSound, speech: SpeechTokens, task: str) -> Transcriber:
