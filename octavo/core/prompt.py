@@ -24,7 +24,8 @@ class Prompt(msgspec.Struct, frozen=True):
     model that scores pairs; `second_start`: where it begins in the token ids, 0 for nowhere. `num_unseen`: the last
     token ids that no token sees, for a model that makes a vector of each (masks behind a query). `multi_modal_data`:
     what it brings besides text, by kind, as a caller in this process gives it; `media`: the same as encoders read it,
-    or the vectors that are given in place of tokens.
+    or the vectors that are given in place of tokens. `media_places`: of a prompt that messages become, where these have
+    the parts, by kind.
     """
 
     text: str | None = None
@@ -39,6 +40,7 @@ class Prompt(msgspec.Struct, frozen=True):
     num_unseen: int = 0
     multi_modal_data: dict[str, Any] | None = None
     media: tuple[MediaInput, ...] = ()
+    media_places: dict[str, list[str]] | None = None
 
     @property
     def namespace(self) -> str | None:

@@ -115,7 +115,7 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        messages, media, vectors = self.media.parted(messages)
+        messages, media, places, vectors = self.media.parted(messages)
         values = {**self._model.default_chat_template_kwargs, **(options.chat_template_kwargs or {})}
         given = (messages, values, options.tools)
         spellings = self.tokenizer.spellings_with(self.media.words if media else ())
@@ -127,7 +127,8 @@ class InputProcessor:
         if vectors:
             self.check_text_length(text, "messages")
             return prompt_of(text, cuts, vectors, self.tokenizer.encode)
-        return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, multi_modal_data=media or None)
+        beside: dict[str, Any] = {"multi_modal_data": media or None, "media_places": places}
+        return Prompt(checked_text(text, "messages"), None, False, cuts=cuts, **beside)
 
     def pair_prompt(self, query: str, document: str, instruct: str | None = None) -> Prompt:
         """Return the prompt of a pair for a model that scores pairs. Raises InvalidRequest."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MediaUrls
 from octavo.multimodal.videos import MOST_FRAMES
 
+_FIELD: Final = "multi_modal_data"
 _KINDS: Final = {
     "image_url": ("image", "image_url"),
     "image": ("image", "image"),
@@ -23,21 +26,22 @@ _KINDS: Final = {
 
 def without_media(
     messages: Any, urls: MediaUrls, check: Callable[[str, str], None]
-) -> tuple[Any, dict[str, list[Any]]]:
+) -> tuple[Any, dict[str, list[Any]], dict[str, list[str]]]:
     """Return messages in which `{"type": "image"}` stands for each image and `{"type": "video"}` for each video, and
-    by kind what they stand for, in order.
+    by kind what they stand for and where it was, in order.
 
     What is no message with a list of parts stays as it is. Of URLs the encoded bytes are returned, of others what the
     caller gave. `check` gets the kind and the place of each part before any is read, and raises where the model does
     not take it. Raises InvalidRequest for a URL that is not read.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        return messages, {}
+        return messages, {}, {}
     media: list[_Part] = []
     found = [_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
     if not media:
-        return messages, {}
+        return messages, {}, {}
     read: dict[str, list[Any]] = {}
+    places: dict[str, list[str]] = {}
     for kind in ("image", "video", "audio"):
         own = [part for part in media if part.kind == kind]
         if len(own) > urls.limits[kind]:  # before any of them is fetched
@@ -47,9 +51,26 @@ def without_media(
             )
     for part in media:
         check(part.kind, part.field)
+        places.setdefault(part.kind, []).append(part.field)
     for part in media:
         read.setdefault(part.kind, []).append(_of_url(part, urls) if part.is_encoded else part.given)
-    return found, read
+    return found, read, places
+
+
+@contextmanager
+def naming_parts(prompt: Prompt) -> Iterator[None]:
+    """Let an InvalidRequest about what a prompt brings name the only part of that kind, or the messages, where the
+    prompt was made of such."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name, _, kind = (error.field or "").partition(".")
+        if prompt.media_places is None or name != _FIELD:
+            raise
+        places = prompt.media_places.get(kind) or [each for found in prompt.media_places.values() for each in found]
+        stated, error.field = error.field or "", places[0] if len(places) == 1 else "messages"
+        error.args = (str(error).replace(stated, error.field),)
+        raise
 
 
 class _Part(NamedTuple):

@@ -30,7 +30,7 @@ from octavo.core.prompt_embeds import FIELD
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, MissingLibrary, one_line
 from octavo.multimodal.media_urls import MediaUrls
-from octavo.multimodal.parts import without_media
+from octavo.multimodal.parts import naming_parts, without_media
 from octavo.multimodal.placeholders import alone, no_text
 from octavo.multimodal.vector_parts import without_vectors
 
@@ -194,18 +194,19 @@ class MediaReader:
                 found[kind] = LoRARequest(f"own-{kind}-adapter", 1, str(own.path))
         return found
 
-    def parted(self, messages: Any) -> tuple[Any, dict[str, list[Any]], list[MediaInput]]:
-        """Return messages as templates see them, with the images and sounds by kind, or the vectors, that they bring.
+    def parted(self, messages: Any) -> tuple[Any, dict[str, list[Any]], dict[str, list[str]], list[MediaInput]]:
+        """Return messages as templates see them, with the images and sounds by kind and their places, or the vectors,
+        that they bring.
 
         Raises InvalidRequest for what the model does not take.
         """
         messages, vectors = without_vectors(messages, self._check_width)
-        messages, media = without_media(messages, self.urls, self.check)
+        messages, media, places = without_media(messages, self.urls, self.check)
         if vectors:
             for is_there, what in ((media, ", ".join(media)), (self._reads_whole, "a model that sees prompts whole")):
                 if is_there:
                     raise InvalidRequest(f"messages with {FIELD} do not go with {what}; send text", field="messages")
-        return messages, media, vectors
+        return messages, media, places, vectors
 
     def check(self, kind: str, field: str) -> None:
         """Raise InvalidRequest where the model takes no input of the kind that stands at `field` of a request."""
@@ -254,7 +255,8 @@ class MediaReader:
         for kind in self.markers:
             for make in _EXAMPLES[kind] if limits[kind] else ():
                 media = self._example(kind, make())
-                if all(_num_elements(each) <= _MOST_ELEMENTS for each in media):
+                sizes = [sum(prod(array.shape) for array in each.arrays.values()) for each in media]
+                if all(size <= _MOST_ELEMENTS for size in sizes):
                     found += media
                     break
         return found
@@ -296,7 +298,8 @@ class MediaReader:
 
         num_kept: tokens to which the prompt was cut; None for none. Raises InvalidRequest where the model takes others.
         """
-        token_ids, media = self._read(prompt, token_ids, num_kept)
+        with naming_parts(prompt):
+            token_ids, media = self._read(prompt, token_ids, num_kept)
         longest = max((length for each in media if each.is_whole for _, length in each.spans), default=0)
         if longest > self._most_together:
             raise InvalidRequest(
@@ -381,10 +384,6 @@ class MediaReader:
         if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int | float):
             value = value[0]
         return settings.window(settings.features(read_sound(value, settings.sampling_rate, field, settings.seconds)))
-
-
-def _num_elements(media: MediaInput) -> int:
-    return sum(prod(each.shape) for each in media.arrays.values())
 
 
 def placeholders(media: Sequence[MediaInput]) -> tuple[Placeholder, ...]:

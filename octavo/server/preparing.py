@@ -289,8 +289,10 @@ def prepared(
             prediction = array("i", tools.predicted(prompt)).tobytes()
         except InvalidRequest as error:
             names = (getattr(asked, "texts_field", ""), *_PROMPTS)
-            error.field = next((name for name in names if getattr(asked, name, None) is not None), None)
-            if len(prompts) > 1 and getattr(asked, "lists_prompts", False):
+            is_listed = len(prompts) > 1 and getattr(asked, "lists_prompts", False)
+            if is_listed or not (error.field or "").startswith("messages["):
+                error.field = next((name for name in names if getattr(asked, name, None) is not None), None)
+            if is_listed:
                 error.field = f"{error.field}[{index}]"
                 error.args = (f"{error.field}: {error}",)
             raise

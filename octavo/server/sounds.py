@@ -117,7 +117,9 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     pieces: list[SpokenPiece] = []
     start = 0
     for piece in cut_where_quiet(samples, rate, most_s):
-        prompt, stop = style.prompt(tools, Asked(asked, task, (piece, rate))), start + len(piece)
+        written, stop = style.prompt(tools, Asked(asked, task, (piece, rate))), start + len(piece)
+        # the sound is the form's file, though some families write it into messages
+        prompt = msgspec.structs.replace(written, media_places=None)
         try:
             token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))
         except InvalidRequest as error:

@@ -123,13 +123,18 @@ def test_a_model_is_asked_for_what_is_said(path: Path) -> None:
         style = style_of(tools)
         assert style is not None
         sound = (tone(0.5), RATE)
-        prompt = style.write(tools, Asked(TranscriptionRequest(), "transcribe", sound))
+        prompt = style.prompt(tools, Asked(TranscriptionRequest(), "transcribe", sound))
         (output,) = llm.generate([prompt], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
         assert output.error is None, output.error
         assert len(output.outputs[0].token_ids) == 3
         with pytest.raises(InvalidRequest, match="prompt is set"):
-            style.write(tools, Asked(TranscriptionRequest(prompt="x"), "transcribe", sound))
+            style.prompt(tools, Asked(TranscriptionRequest(prompt="x"), "transcribe", sound))
         with pytest.raises(InvalidRequest, match="^language is"):
-            style.write(tools, Asked(TranscriptionRequest(language="xx"), "transcribe", sound))
+            style.prompt(tools, Asked(TranscriptionRequest(language="xx"), "transcribe", sound))
         (short,) = llm.generate([heard(0.05, 440.0, [1])], SamplingParams(max_tokens=1), use_tqdm=False)
         assert "multi_modal_data.audio lasts 0.050 s, expected at least 0.1 s" in str(short.error)
+        part = {"type": "audio", "audio": (tone(0.05), RATE)}
+        for parts, place in (([part], "messages[0].content[1] lasts 0.050 s"), ([], "messages has nothing, expected")):
+            chat = [{"role": "user", "content": [{"type": "text", "text": "x"}, *parts]}]
+            (output,) = llm.chat(chat, SamplingParams(max_tokens=1), use_tqdm=False, chat_template="x")
+            assert place in str(output.error)

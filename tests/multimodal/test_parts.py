@@ -30,7 +30,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 def test_templates_see_that_there_are_images_and_where() -> None:
     text = {"type": "text", "text": "what is this?"}
     given = object()
-    found, media = without_media(
+    found, media, places = without_media(
         user({"type": "image_url", "image_url": {"url": URL}}, text, {"type": "image", "image": given})
         + user({"type": "image_pil", "image_pil": given}, {"type": "image_url", "image_url": URL}),
         URLS,
@@ -39,11 +39,13 @@ def test_templates_see_that_there_are_images_and_where() -> None:
     mark = {"type": "image"}
     assert [message["content"] for message in found] == [[mark, text, mark], [mark, mark]]
     assert media == {"image": [b"abc", given, given, b"abc"]}
+    at = [(0, 0), (0, 2), (1, 0), (1, 1)]
+    assert places == {"image": [f"messages[{message}].content[{part}]" for message, part in at]}
 
 
 @pytest.mark.parametrize("messages", [user("a", {"type": "text", "text": "b"}), [{"role": "user", "content": "a"}], 3])
 def test_messages_without_media_stay_as_they_are(messages: Any) -> None:
-    assert without_media(messages, URLS, takes_all) == (messages, {})
+    assert without_media(messages, URLS, takes_all) == (messages, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_a_video_is_its_frames() -> None:
     frame = base64.b64encode(b"abc").decode()
     url = f"data:video/jpeg;base64,{frame},{frame}"
     parts = {"type": "video_url", "video_url": {"url": url, "fps": 2}}, {"type": "video", "video": [1]}
-    (found,), media = without_media(user({"type": "video_url", "video_url": url}, *parts), MediaUrls(THREE), takes_all)
+    given = user({"type": "video_url", "video_url": url}, *parts)
+    (found,), media, _ = without_media(given, MediaUrls(THREE), takes_all)
     assert found["content"] == [{"type": "video"}] * 3
     assert media == {"video": [[b"abc", b"abc"], ([b"abc", b"abc"], {"fps": 2}), [1]]}
     with pytest.raises(InvalidRequest, match="have 3 videos, must have at most 2"):
