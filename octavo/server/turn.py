@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -94,6 +95,11 @@ class ShimTurn(Turn, Generic[S]):
             super().__init__(context, request, shim.as_chat(), prompts)
         names = shim.names
         self.field_names = names | {name: names.get(other, other) for name, other in self.field_names.items()}
+        self.begin()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Set what the response is made of: nothing has been written yet."""
 
     def event(self, encoder: msgspec.json.Encoder, chunk: StreamEvent) -> bytes:
         """Return a chunk as an event with the name of its type."""

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.server.context import ServerContext
 from octavo.server.formats.events import (
     OutputEvent,
     ReasoningDelta,
@@ -134,10 +132,7 @@ class CohereChat(ShimTurn[CohereChatRequest]):
     kind = CohereChatRequest
     id_prefix = ""
 
-    def __init__(
-        self, context: ServerContext, request: Request, shim: CohereChatRequest, prompts: Sequence[Any]
-    ) -> None:
-        super().__init__(context, request, shim, prompts)
+    def begin(self) -> None:
         self._parts = _Parts()
         self._has_begun = False
         self._reason = "COMPLETE"

@@ -7,10 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
 
 from octavo.core.outputs import RequestOutput
-from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.formats.events import (
     OutputEvent,
@@ -127,11 +125,11 @@ class Message(ShimTurn[MessagesRequest]):
     id_prefix = "msg_"
     end_of_stream = b""
 
-    def __init__(self, context: ServerContext, request: Request, shim: MessagesRequest, prompts: Sequence[Any]) -> None:
-        super().__init__(context, request, shim, prompts)
+    def begin(self) -> None:
+        thinking = self.shim.thinking
         self._blocks = _Blocks(self.id)
         self._has_begun = False
-        self._hides_reasoning = shim.thinking is not None and shim.thinking.display == "omitted"
+        self._hides_reasoning = thinking is not None and thinking.display == "omitted"
         self._stop: dict[str, Any] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> MessageResponse:

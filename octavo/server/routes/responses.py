@@ -251,11 +251,8 @@ class ModelTurn(ShimTurn[ResponsesRequest]):
     id_prefix = "resp_"
     end_of_stream = b""
 
-    def __init__(
-        self, context: ServerContext, request: Request, shim: ResponsesRequest, prompts: Sequence[Any]
-    ) -> None:
-        super().__init__(context, request, shim, prompts)
-        self._output = _Output(self.id.removeprefix(self.id_prefix), shim.named_tools())
+    def begin(self) -> None:
+        self._output = _Output(self.id.removeprefix(self.id_prefix), self.shim.named_tools())
         self._finish_reason: str | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ModelResponse:
