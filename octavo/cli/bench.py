@@ -62,14 +62,14 @@ class StartupOptions(Arguments, heading="Benchmark"):
 
 
 @with_options(ThroughputOptions, EngineArgs)
-def throughput(*, given: Given) -> int:
+def throughput(*, given: Given) -> None:
     """Tokens per second of many requests that are there at once."""
     options = given.own(ThroughputOptions)
     llm = load(given)
     seconds = _measure(llm, random.Random(0), options, options.num_prompts)
     median = statistics.median(seconds)
     num_prompts, output_len = options.num_prompts, options.output_len
-    return _report(
+    _report(
         "throughput",
         given,
         vars(options),
@@ -84,7 +84,7 @@ def throughput(*, given: Given) -> int:
 
 
 @with_options(LatencyOptions, EngineArgs)
-def latency(*, given: Given) -> int:
+def latency(*, given: Given) -> None:
     """Seconds that one batch takes from prompt to last token, and per token after the first."""
     options = given.own(LatencyOptions)
     batch_sizes = whole_numbers("batch_size", options.batch_size)
@@ -96,7 +96,6 @@ def latency(*, given: Given) -> int:
     source = random.Random(0)
     for size in batch_sizes:
         _latency(llm, source, given, options, size)
-    return 0
 
 
 def _latency(llm: LLM, source: random.Random, given: Given, options: LatencyOptions, batch_size: int) -> None:
@@ -117,13 +116,13 @@ def _latency(llm: LLM, source: random.Random, given: Given, options: LatencyOpti
 
 
 @with_options(StartupOptions, EngineArgs)
-def startup(*, given: Given) -> int:
+def startup(*, given: Given) -> None:
     """Seconds from starting a process to its first token, what they cost the processors, and the memory at the peak."""
     repetitions = given.own(StartupOptions).repetitions
     args = given.arguments(EngineArgs)
     samples = [_start_once(args) for _ in range(repetitions)]
     medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
-    return _report("startup", given, {"repetitions": repetitions}, medians | {"all": samples})
+    _report("startup", given, {"repetitions": repetitions}, medians | {"all": samples})
 
 
 _CHILD = """
@@ -202,11 +201,10 @@ def greedy(output_len: int, *, detokenize: bool = False) -> SamplingParams:
     )
 
 
-def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:
+def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> None:
     """Report the figures, with the arguments that differ from the defaults."""
     args = given.arguments(EngineArgs)
     report(name, {"model": args.model, "arguments": _changed(args), **workload}, result)
-    return 0
 
 
 def _changed(args: EngineArgs) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 @with_options(ServeOptions)
-def serve(*, given: Given) -> int:
+def serve(*, given: Given) -> None:
     """Measure any OpenAI-compatible server under load: times to first token, per token and in all, and throughput."""
     options = given.own(ServeOptions)
     percentiles, limits = percentiles_of(options.metric_percentiles), limits_of(options.goodput)
@@ -129,7 +129,6 @@ def serve(*, given: Given) -> int:
         name = options.result_filename or f"{options.backend}-{options.rate:g}qps-{model}-{date}.json"
         body = msgspec.json.encode({"date": date} | workload | rounded(result) | detail)
         write_file("result_filename", str(Path(options.result_dir) / name), body + b"\n")
-    return 0
 
 
 def _workload(options: ServeOptions, model: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Grid(NamedTuple):
 
 
 @with_options(CalibrateOptions, EngineArgs)
-def calibrate(*, given: Given) -> int:
+def calibrate(*, given: Given) -> None:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
     options = given.own(CalibrateOptions)
     check_file("output", options.output)
@@ -113,7 +113,6 @@ def calibrate(*, given: Given) -> int:
             **({"step_ms": curve} if curve else {}),
         },
     )
-    return 0
 
 
 def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter) -> tuple[Fitted, int]:

@@ -52,7 +52,7 @@ class ChatOptions(Arguments, heading="Prompt"):
 
 
 @with_options(ChatOptions, SamplingParams, EngineArgs, model="positional", without=("n",))
-def chat(*, given: Given) -> int:
+def chat(*, given: Given) -> None:
     """Talk to a model; each answer is written as it is generated."""
     options = given.own(ChatOptions)
     values = given.sampling_values
@@ -74,7 +74,6 @@ def chat(*, given: Given) -> int:
     model.sampling(values)
     with line_history(user_directory("data") if options.history else None):
         converse(model, values, options.system, images)
-    return 0
 
 
 def converse(

@@ -24,7 +24,7 @@ _WEIGHTS = ("*.safetensors*", "*.bin*")
 
 
 @with_options(EngineArgs, also=["data_parallel_size"], model="positional")
-def explain(*, given: Given) -> int:
+def explain(*, given: Given) -> None:
     """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Needs no weights."""
     args = given.arguments(EngineArgs)
     mention_demonstration_model(args)
@@ -50,7 +50,6 @@ def explain(*, given: Given) -> int:
         say(render_facts("speculation", speculation_facts(config.speculative)), end="\n\n")
     say(render_operators(operators))
     check_files(config.model, plans, config.scheduler.max_num_batched_tokens)
-    return 0
 
 
 def render_operators(choices: Sequence[tuple[str, str, str]]) -> str:

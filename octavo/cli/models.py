@@ -28,7 +28,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 @with_options(EngineArgs, without=_NOT_FOR_A_DOWNLOAD, model="positional")
-def pull(*, given: Given) -> int:
+def pull(*, given: Given) -> None:
     """Download a model from a hub, or what is missing of it. A download that was cut goes on where it was."""
     args = given.arguments(EngineArgs)
     if not sys.stderr.isatty():
@@ -39,11 +39,10 @@ def pull(*, given: Given) -> int:
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     say(f"{args.model}: {render_bytes(size)}", sys.stderr)
     print(path)
-    return 0
 
 
 @with_options(EngineArgs, without={*_NOT_FOR_A_CACHE, "model"})
-def list_models(*, given: Given) -> int:
+def list_models(*, given: Given) -> None:
     """List the models of the hub that are on this machine, with their size and when they were used last."""
     names: dict[str, str] = {}
     for short, full in short_names().items():
@@ -57,11 +56,10 @@ def list_models(*, given: Given) -> int:
         rows.append((repo.repo_id, names.get(repo.repo_id, ""), render_bytes(repo.size_on_disk), used, note))
     rows.append((BUILTIN_MODEL, "", "", "", "ships with octavo"))
     say(dedent(render_table(rows)))
-    return 0
 
 
 @with_options(EngineArgs, without=_NOT_FOR_A_CACHE, model="positional")
-def remove(*, given: Given) -> int:
+def remove(*, given: Given) -> None:
     """Remove a model of the hub from this machine, with all of its revisions."""
     args = given.arguments(EngineArgs)
     if "model" not in given.values:
@@ -80,7 +78,6 @@ def remove(*, given: Given) -> int:
     if repos[name].repo_path.exists():
         raise CheckpointError(f"{name}: {repos[name].repo_path} cannot be removed; check the rights to that folder")
     say(f"{name}: removed, {strategy.expected_freed_size_str} are free again", sys.stderr)
-    return 0
 
 
 def _models(cache: HFCacheInfo | None) -> dict[str, CachedRepoInfo]:
@@ -104,7 +101,7 @@ def _ago(seconds: float) -> str:
     return "now"
 
 
-def families() -> int:
+def families() -> None:
     """List the families of models with their caches, quantization and parallel ways. The table is of this version."""
     table = json.loads((files("octavo") / "models" / "families.json").read_text(encoding="utf-8"))
     rows = [("FAMILY", "READS", "CACHES", "QUANTIZATION", "PARALLEL", "ARCHITECTURES")]
@@ -116,4 +113,3 @@ def families() -> int:
         ("any other", "text", "as its class", "int8, int4, int4-g128", "", "by transformers' class, proved at start")
     )
     say(dedent(render_table(rows)))
-    return 0

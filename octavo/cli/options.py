@@ -26,6 +26,8 @@ from octavo.errors import ConfigError, InvalidRequest
 
 Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
 Own = TypeVar("Own")
+C = TypeVar("C", bound=int | None)
+"""What a command returns: its exit code, or None for 0."""
 
 _STATED = [vars(each).get("heading") for each in (*ServerArgs.__mro__, *EngineArgs.__mro__)]
 _HEADINGS = [*dict.fromkeys(filter(None, _STATED)), "Configuration", "Options"]
@@ -109,7 +111,7 @@ class Given(msgspec.Struct, frozen=True):
 
 def with_options(
     *classes: type, without: Iterable[str] = (), also: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
+) -> Callable[[Callable[..., C]], Callable[..., C]]:
     """Return a decorator that adds the flags of `classes` to a command, which gets them as `given: Given`.
 
     Where two classes have a field of the same name (`seed`), the class that is named first has the flag. Engine
@@ -117,7 +119,7 @@ def with_options(
     """
     of_server = () if ServerArgs in classes else set(_OF_A_SERVER) - set(also)
 
-    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+    def decorate(function: Callable[..., C]) -> Callable[..., C]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
         options: dict[str, inspect.Parameter] = {}
         for cls in classes:
@@ -133,7 +135,7 @@ def with_options(
         own_names = {parameter.name for parameter in own} - {"model"}
         positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
-        def command(*args: Any, **kwargs: Any) -> int:
+        def command(*args: Any, **kwargs: Any) -> C:
             bound = signature.bind(*args, **kwargs).arguments
             config_file = bound.pop("config", None)
             mine = {name: bound.pop(name) for name in own_names if name in bound}

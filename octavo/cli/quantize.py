@@ -41,7 +41,7 @@ def quantize(
     group_size: Annotated[int, Parameter(help="Inputs that share a scale of int4: 32, 64 or 128.")] = 128,
     text: Annotated[Path | None, Parameter(help="Text whose perplexity is printed; by default a short one.")] = None,
     given: Given,
-) -> int:
+) -> None:
     """Write a quantised checkpoint that octavo, vLLM and transformers read, and print the perplexity of a text before
     and after. Weights are rounded to the nearest code, without a calibration."""
     if kind not in _FORMATS:
@@ -65,7 +65,6 @@ def quantize(
     say(f"perplexity per token: {before:.4f} before, {after:.4f} after ({after / before - 1:+.2%})")
     if before > _FOREIGN:
         say("the model does not know this text, so the change says little; --text takes one that it knows")
-    return 0
 
 
 def perplexity(args: EngineArgs, documents: Sequence[str]) -> float:

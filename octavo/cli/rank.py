@@ -8,7 +8,7 @@ from octavo.logging import set_up
 
 
 @with_options(RankArgs)
-def rank(*, given: Given) -> int:
+def rank(*, given: Given) -> None:
     """Compute on this machine for an engine that another one serves with --nnodes; join it again when it has died."""
     from octavo.config import hub
     from octavo.core.authentication import read_secret
@@ -27,4 +27,3 @@ def rank(*, given: Given) -> int:
         model_path=path,
     ):
         continue
-    return 0

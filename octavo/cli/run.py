@@ -49,7 +49,7 @@ def run(
         str | None, Parameter(help="Folder of an adapter (LoRA, as PEFT saves it) to use.", group=heading("Prompt"))
     ] = None,
     given: Given,
-) -> int:
+) -> None:
     """Continue a text, written to standard output as it is generated."""
     model, prompt = _model_and_prompt(model_or_prompt, prompt, given.values.get("model"))
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
@@ -70,7 +70,6 @@ def run(
         _write_one(engine, prompt, params, adapter)
     else:
         _write_several(engine, prompt, params, adapter)
-    return 0
 
 
 def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) -> tuple[str | None, str | None]:

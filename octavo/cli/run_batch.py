@@ -66,14 +66,13 @@ def run_batch(
         Parameter(name=["--output-file", "-o"], group=heading("Prompt"), help="Results, in the order of the input."),
     ],
     given: Given,
-) -> int:
+) -> None:
     """Run the requests of a file in OpenAI's batch format. Started again after an interruption, it goes on."""
     args = given.arguments(EngineArgs)
     log_quietly(args)
     asyncio.run(_run(args, Path(input_file), Path(output_file)))
     num_results, num_errors = count_results(Path(output_file))
     say(f"{output_file}: results: {num_results:,}, errors among them: {num_errors:,}", sys.stderr)
-    return 0
 
 
 async def _run(args: EngineArgs, source: Path, target: Path) -> None:

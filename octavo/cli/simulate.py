@@ -109,7 +109,7 @@ _NOT_SIMULATED: Final = [
 @with_options(
     SimulationOptions, Workload, EngineArgs, without=(*_NOT_SIMULATED, "kv_cache_memory", "kv_cache_dtype", "max_len")
 )
-def simulate(*, given: Given) -> int:
+def simulate(*, given: Given) -> None:
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
     options = given.own(SimulationOptions)
     check_file("output", options.output)
@@ -152,7 +152,6 @@ def simulate(*, given: Given) -> int:
     if options.output is not None:
         body = {"cost_model": model, "elapsed_s": elapsed, "runs": [to_json(run) for run in runs]}
         write_file("output", options.output, msgspec.json.format(msgspec.json.encode(body)))
-    return 0
 
 
 def _refuse_contradictions(options: SimulationOptions, given: Given) -> None:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import msgspec
@@ -60,21 +60,17 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 @with_options(TopOptions)
-def top(*, given: Given) -> int:
+def top(*, given: Given) -> None:
     """Watch a server: requests, tokens per second, queues, KV cache, prefix hits and preemptions of each replica."""
     options = given.own(TopOptions)
     server = OpenAIClient(options.url, read_api_key(options.api_key_file))
     with asyncio.Runner() as runner:
         if options.once:
-            print(
-                msgspec.json.encode(rounded(msgspec.to_builtins(runner.run(_once(server, options.interval))))).decode()
-            )
-        else:
-            try:
-                runner.run(_watch(server, options.interval))
-            except KeyboardInterrupt:
-                return 0
-    return 0
+            found = msgspec.to_builtins(runner.run(_once(server, options.interval)))
+            print(msgspec.json.encode(rounded(found)).decode())
+            return
+        with suppress(KeyboardInterrupt):
+            runner.run(_watch(server, options.interval))
 
 
 async def _once(server: OpenAIClient, interval_s: float) -> dict[str, Any]:

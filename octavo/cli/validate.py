@@ -44,7 +44,7 @@ class ValidateOptions(Arguments, heading="Benchmark"):
 
 
 @with_options(ValidateOptions, EngineArgs)
-def validate(*, given: Given) -> int:
+def validate(*, given: Given) -> None:
     """Compare the engine on this machine with its simulation, under several loads."""
     options = given.own(ValidateOptions)
     check_file("output", options.output)
@@ -79,7 +79,6 @@ def validate(*, given: Given) -> int:
         },
         {"loads": to_json(comparisons)},
     )
-    return 0
 
 
 def _alike(trace: Trace) -> Trace:

@@ -91,7 +91,7 @@ def test_without_a_cache_the_list_has_the_shipped_model(hub: FakeHub, command: C
 
 
 def test_every_architecture_of_a_family_is_listed_with_what_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert families() == 0
+    families()
     lines = capsys.readouterr().out.splitlines()
     listed = {name.strip() for line in lines[1:] for name in line.split("  ")[-1].split(",")}
     missing = set(known_architectures()) - listed
