@@ -117,11 +117,16 @@ def attend_chosen_keys(
 
 def written_sequences(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> Iterator[Sequence]:
     """Write keys, values and small keys [tokens, size] to their slots, then yield the sequences of a step."""
+    write(k, v, small, cache, metadata)
+    for each in stored_sequences(cache, metadata):
+        yield Sequence(each.store, each.table, each.block_size, 1, each.tokens, each.start, k.shape[1], k.shape[2])
+
+
+def write(k: Tensor, v: Tensor, small: Tensor, cache: Tensor, metadata: TokenRows) -> None:
+    """Write keys, values and small keys [tokens, size] to their slots."""
     slots, size = metadata.slot_mapping, metadata.block_size
     store = cache.view(len(cache), size, -1)
     store[slots // size, slots % size] = torch.cat((k.flatten(1), v.flatten(1), small), dim=1).to(store.dtype)
-    for each in stored_sequences(cache, metadata):
-        yield Sequence(each.store, each.table, size, 1, each.tokens, each.start, k.shape[1], k.shape[2])
 
 
 def workspace_bytes(kv_heads: int, dim: int, small_size: int, num_seen: int, max_length: int, num_tokens: int) -> int:

@@ -83,7 +83,8 @@ class Activations:
                 own = compressed.workspace_bytes(size, num_seen, num_tokens, num_heads)
                 return own + self._gathered_bytes(num_seen + max(windows), size, size)
             case Indexed(kv_heads, dim, small_size, num_seen):
-                return block_sparse.workspace_bytes(kv_heads, dim, small_size, num_seen, max_model_len, num_tokens)
+                own = block_sparse.workspace_bytes(kv_heads, dim, small_size, num_seen, max_model_len, num_tokens)
+                return own + self._gathered_bytes(num_seen, dim, 0, kv_heads)
             case IndexedLatent(size, value_size, small_size, num_seen):
                 own = chosen_tokens.workspace_bytes(size, small_size, num_seen, max_model_len, num_tokens, num_heads)
                 return own + self._gathered_bytes(num_seen, size, value_size)
@@ -94,9 +95,9 @@ class Activations:
             case KeysAndValues(kv_heads, dim):
                 return self._attention_bytes(max_model_len, kv_heads, dim)
 
-    def _gathered_bytes(self, num_keys: int, size: int, value_size: int) -> int:
+    def _gathered_bytes(self, num_keys: int, size: int, value_size: int, kv_heads: int = 1) -> int:
         num_heads, element_size = self._opened.shape.num_heads, self._opened.dtype.itemsize
-        sizes = StepSizes(self._num_tokens, num_keys, num_heads, 1, size, element_size, value_size)
+        sizes = StepSizes(self._num_tokens, num_keys, num_heads, kv_heads, size, element_size, value_size)
         return self._attention.gathered_bytes(sizes, num_keys)
 
     def _attention_bytes(self, max_length: int, kv_heads: int, dim: int, value_size: int = 0) -> int:

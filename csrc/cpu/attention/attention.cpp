@@ -161,10 +161,11 @@ void bind_attention(nb::class_<Cpu>& cpu) {
   cpu.def(
       "gathered_scratch_bytes",
       [](const Cpu& cpu, int heads, int dim, int value_dim, int keys, int type) {
-        const Attention a = gathered_attention(heads, dim, value_dim, static_cast<Type>(type));
+        const Attention a = gathered_attention(heads, 1, dim, value_dim, static_cast<Type>(type));
         return cpu.pool.threads() * gathered_bytes(a, attention_kernels(cpu.level), keys);
       },
-      "Most bytes that `gathered_attention` works in, for queries that see up to `keys` vectors.");
+      "Most bytes that `gathered_attention` works in, for queries that see up to `keys` vectors. Of keys and values, "
+      "value_dim is 0, and `heads` are those of a head of keys.");
   cpu.def(
       "gathered_attention",
       [](Cpu& cpu, Address q, Address q_tail, Address out, Address query_starts, Address sequence_lengths, Address sinks,
@@ -172,7 +173,7 @@ void bind_attention(nb::class_<Cpu>& cpu) {
          std::int64_t q_tail_stride, std::int64_t table_stride, std::int64_t block_bytes, std::int64_t vector_bytes,
          std::int64_t recent_table_stride, std::int64_t recent_block_bytes, std::int64_t recent_bytes, int rate, int num_chosen,
          int window, int block_size, int tokens, int rows, int heads, int dim, int value_dim, int type, int key_type, float scale) {
-        Attention a = gathered_attention(heads, dim, value_dim, static_cast<Type>(type));
+        Attention a = gathered_attention(heads, 1, dim, value_dim, static_cast<Type>(type));
         a.q = pointer(q), a.out = pointer(out), a.sinks = pointer<float>(sinks), a.scale = scale;
         a.query_starts = pointer<std::int32_t>(query_starts), a.sequence_lengths = pointer<std::int32_t>(sequence_lengths);
         a.q_stride = q_stride, a.tokens = tokens, a.rows = rows;
@@ -181,11 +182,29 @@ void bind_attention(nb::class_<Cpu>& cpu) {
                          {pointer<std::uint8_t>(cache), pointer<std::int32_t>(tables), table_stride, block_bytes, vector_bytes, rate},
                          {pointer<std::uint8_t>(recent_cache), pointer<std::int32_t>(recent_tables), recent_table_stride,
                           recent_block_bytes, recent_bytes, 1},
-                         pointer<std::int32_t>(chosen), num_chosen, window, block_size, static_cast<Type>(key_type)};
+                         pointer<std::int32_t>(chosen), num_chosen, window, block_size, static_cast<Type>(key_type), 0};
         cpu.submit([&cpu, g, &kernels = attention_kernels(cpu.level)] { run_gathered(cpu, g, kernels); });
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Attend to vectors that each query sees of its own, and to its last tokens; see csrc/cpu/attention/gathered.h.");
+  cpu.def(
+      "chosen_keys_attention",
+      [](Cpu& cpu, Address q, Address out, Address query_starts, Address sequence_lengths, Address cache, Address tables,
+         Address chosen, std::int64_t q_stride, std::int64_t table_stride, std::int64_t block_bytes, std::int64_t token_bytes,
+         int num_chosen, int block_size, int tokens, int rows, int heads, int kv_heads, int dim, int type, int key_type,
+         float scale) {
+        Attention a = gathered_attention(heads, kv_heads, dim, 0, static_cast<Type>(type));
+        a.q = pointer(q), a.v = pointer(cache), a.out = pointer(out), a.scale = scale;
+        a.query_starts = pointer<std::int32_t>(query_starts), a.sequence_lengths = pointer<std::int32_t>(sequence_lengths);
+        a.q_stride = q_stride, a.tokens = tokens, a.rows = rows;
+        const Gathered g{a,
+                         {pointer<std::uint8_t>(cache), pointer<std::int32_t>(tables), table_stride, block_bytes, token_bytes, 1},
+                         {},
+                         pointer<std::int32_t>(chosen), num_chosen, 0, block_size, static_cast<Type>(key_type), token_bytes / 2};
+        cpu.submit([&cpu, g, &kernels = attention_kernels(cpu.level)] { run_gathered(cpu, g, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "The same for keys and values that each query chose for all its heads: of each token the keys, then the values.");
   cpu.def(
       "copy_blocks",
       [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes,

@@ -107,13 +107,21 @@ struct AttentionPartial {
   float* weights;   // [rows]
 };
 
+// Latents, or keys and values of a head, that lie apart.
+struct GatheredRows {
+  const void* const* places;  // [count]
+  int count;
+  std::int64_t begin, value_bytes;  // bytes from a place to the key, and from there to the value
+  Type type;
+};
+
 struct AttentionKernels {
   int item_rows;  // most rows of an item, but for a query with more heads to a KV head
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
   // Tokens [begin, end) of one KV head.
   void (*write)(const Attention&, int kv_head, int begin, int end);
-  // `count` latents that lie in rows of their own, as tiles of the cache one behind the other.
-  void (*gather)(const Attention&, const void* const* rows, Type row_type, int count, std::uint8_t* tiles);
+  // As tiles of the cache one behind the other.
+  void (*gather)(const Attention&, const GatheredRows&, std::uint8_t* tiles);
   // One split of one item; `next` is what this thread is likely to attend to afterwards, to fetch its first keys.
   void (*attend)(const Attention&, const AttentionItem&, int split, const AttentionItem& next, const AttentionPartial&,
                  std::uint8_t* scratch);

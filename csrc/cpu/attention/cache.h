@@ -282,26 +282,50 @@ void lay_keys(const float* keys, int stride, int dim, float* units) {
     }
 }
 
-template <class Element>
-void gather_tiles_of(const Attention& a, const void* const* rows, Type row_type, int count, std::uint8_t* tiles) {
-  const int dim = a.layout.padded_dim, stride = (dim + 31) / 32 * 32;
-  alignas(64) Element keys[kTileKeys * kMostDim];
-  alignas(64) float row[kMostDim + kLanes] = {};
-  for (int first = 0; first < count; first += kTileKeys) {
-    const int own = count - first < kTileKeys ? count - first : kTileKeys;
-    for (int key = 0; key < own; ++key) {
-      load_row(rows[first + key], 0, row_type, a.dim, row);
-      for (int i = 0; i < dim; i += kLanes) store(keys + key * stride + i, load(row + i));
+// Values of a tile, rows likewise.
+void lay_values(const bf16* values, int stride, int dim, float* units) {
+  for (int pair = 0; pair < kTileKeys / 2; ++pair)
+    for (int i = 0; i < dim; i += kLanes) {
+      const bf16* value = values + 2 * pair * stride + i;
+      store(units + pair * dim + i, paired(load(value), load(value + stride)));
     }
-    if (own < kTileKeys) std::memset(keys + own * stride, 0, sizeof(Element) * (kTileKeys - own) * stride);
-    lay_keys(keys, stride, dim, reinterpret_cast<float*>(tiles + first / kTileKeys * static_cast<std::int64_t>(a.layout.tile_bytes)));
+}
+
+void lay_values(const float* values, int stride, int dim, float* units) {
+  for (int key = 0; key < kTileKeys; ++key) std::memcpy(units + key * dim, values + key * stride, sizeof(float) * dim);
+}
+
+template <class Element>
+void gather_tiles_of(const Attention& a, const GatheredRows& rows, std::uint8_t* tiles) {
+  const int dim = a.layout.padded_dim, stride = (dim + 31) / 32 * 32;
+  constexpr Type kType = sizeof(Element) == sizeof(float) ? Type::float32 : Type::bfloat16;
+  alignas(64) Element sides[2][kTileKeys * kMostDim];
+  alignas(64) float row[kMostDim + kLanes] = {};
+  for (int side = 0; side < a.layout.sides; ++side) std::memset(sides[side], 0, sizeof(Element) * kTileKeys * stride);
+  const auto take = [&](const std::uint8_t* from, Element* to) {
+    if (rows.type == kType) {
+      std::memcpy(to, from, sizeof(Element) * a.dim);
+      return;
+    }
+    load_row(from, 0, rows.type, a.dim, row);
+    for (int i = 0; i < dim; i += kLanes) store(to + i, load(row + i));
+  };
+  for (int first = 0; first < rows.count; first += kTileKeys) {
+    const int own = rows.count - first < kTileKeys ? rows.count - first : kTileKeys;
+    std::uint8_t* tile = tiles + first / kTileKeys * static_cast<std::int64_t>(a.layout.tile_bytes);
+    for (int side = 0; side < a.layout.sides; ++side) {
+      for (int key = 0; key < own; ++key)
+        take(static_cast<const std::uint8_t*>(rows.places[first + key]) + rows.begin + side * rows.value_bytes, sides[side] + key * stride);
+      std::memset(sides[side] + own * stride, 0, sizeof(Element) * (kTileKeys - own) * stride);
+    }
+    lay_keys(sides[0], stride, dim, reinterpret_cast<float*>(tile));
+    if (a.layout.sides == 2) lay_values(sides[1], stride, dim, reinterpret_cast<float*>(tile + a.layout.side_bytes));
   }
 }
 
-// Latents of float32 and bfloat16.
-void gather_tiles(const Attention& a, const void* const* rows, Type row_type, int count, std::uint8_t* tiles) {
-  a.cache_type == Type::float32 ? gather_tiles_of<float>(a, rows, row_type, count, tiles)
-                                : gather_tiles_of<bf16>(a, rows, row_type, count, tiles);
+// Of float32 and bfloat16.
+void gather_tiles(const Attention& a, const GatheredRows& rows, std::uint8_t* tiles) {
+  a.cache_type == Type::float32 ? gather_tiles_of<float>(a, rows, tiles) : gather_tiles_of<bf16>(a, rows, tiles);
 }
 
 // Keys and values in bfloat16 that fill a tile, from token `token` on, in vectors instead of element by element.
@@ -318,12 +342,7 @@ void write_tile(const Attention& a, int kv_head, int token, std::uint8_t* tile) 
   take(a.k, a.k_stride, keys);
   take(a.v, a.v_stride, values);
   lay_keys(keys, stride, dim, reinterpret_cast<float*>(tile));
-  auto* units = reinterpret_cast<float*>(tile + a.layout.side_bytes);
-  for (int pair = 0; pair < kTileKeys / 2; ++pair)
-    for (int i = 0; i < dim; i += kLanes) {
-      const bf16* value = values + 2 * pair * stride + i;
-      store(units + pair * dim + i, paired(load(value), load(value + stride)));
-    }
+  lay_values(values, stride, dim, reinterpret_cast<float*>(tile + a.layout.side_bytes));
 }
 
 bool fills_tile(const Attention& a, int token, int end) {

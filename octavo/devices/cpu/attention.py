@@ -72,7 +72,7 @@ class CpuBackend:
 
     def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
         """Return the bytes of the tiles of each thread's query, and of what `workspace_bytes` counts."""
-        of_heads = sizes.num_heads, sizes.head_dim, sizes.value_size
+        of_heads = sizes.num_heads // sizes.kv_heads, sizes.head_dim, sizes.value_size
         # an older library computes by torch
         count = getattr(self._cpu, "gathered_scratch_bytes", None)
         scratch: int = 0 if count is None else count(*of_heads, num_keys, _TYPE_CODES[torch.float32])

@@ -7,13 +7,14 @@ of a few queries side by side, or those of all tokens, of which the queries of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.attention import TILE_KEYS, CpuBackend
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime
+from octavo.devices.cpu.attention import TILE_KEYS, CpuBackend, token_stride
+from octavo.devices.cpu.runtime import FLOAT_TYPES, TYPE_CODES, CpuRuntime, dense, lacks
 from octavo.ops import block_sparse
 from octavo.ops.block_sparse import BlockChoice, Sequence
 from octavo.ops.recurrent import TokenRows
@@ -130,4 +131,35 @@ def _copies_all(start: int, end: int, by: BlockChoice) -> bool:
     return is_less and by.width % TILE_KEYS == 0 and end <= block_sparse.MOST_COPIES
 
 
-IMPLEMENTATIONS = (Implementation("block_sparse_attention", "native", BlockSparseAttention),)
+def make_attend_chosen_keys(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.block_sparse.attend_chosen_keys`; of types and sizes that the kernels do not take, the
+    reference."""
+    kernel, empty = runtime.cpu.chosen_keys_attention, runtime.empty
+
+    def attend_chosen_keys(
+        q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: TokenRows, chosen: Tensor, scale: float
+    ) -> Tensor:
+        (tokens, heads, dim), kv_heads, dtype = q.shape, k.shape[1], q.dtype
+        if cache.dtype not in FLOAT_TYPES or CpuBackend.obstacle(dtype, dtype, [dim], TILE_KEYS) is not None:
+            return block_sparse.attend_chosen_keys(q, k, v, cache, metadata, chosen, scale)
+        out = empty((tokens, heads, dim), dtype)
+        if out.is_meta:
+            return out
+        block_sparse.write(k, v, k.new_empty(len(k), 0), cache, metadata)
+        chosen, tables, width = dense(chosen), metadata.block_tables, cache.element_size()
+        kernel(
+            *(q.data_ptr(), out.data_ptr(), metadata.query_starts.data_ptr(), metadata.sequence_lengths.data_ptr()),
+            *(cache.data_ptr(), tables.data_ptr(), chosen.data_ptr(), token_stride(q), tables.stride(0)),
+            *(cache.stride(0) * width, cache.shape[1] // metadata.block_size * width, chosen.shape[1]),
+            *(metadata.block_size, tokens, len(tables), heads, kv_heads, dim),
+            *(TYPE_CODES[dtype], TYPE_CODES[cache.dtype], scale),
+        )
+        return out
+
+    return attend_chosen_keys
+
+
+IMPLEMENTATIONS = (
+    Implementation("block_sparse_attention", "native", BlockSparseAttention),
+    Implementation("attend_chosen_keys", "native", make_attend_chosen_keys, lacks("chosen_keys_attention")),
+)
