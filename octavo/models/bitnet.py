@@ -46,8 +46,9 @@ class BitNetForCausalLM(GatedDecoder):
     """The whole model. The first ones, of which there are files of llama.cpp, have silu."""
 
     FIELDS = fields(
-        norm_eps=EPS, bias=BIAS, activation=Read(Checkpoint.expect, "hidden_act", "relu2", "silu"), mlp=NormedMLP
+        norm_eps=EPS,
+        bias=BIAS,
+        activation=Read(Checkpoint.expect, "hidden_act", "relu2", "silu"),
+        attention=NormedAttention,
+        mlp=NormedMLP,
     )
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: NormedAttention(c, mesh, layer))

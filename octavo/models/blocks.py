@@ -317,6 +317,11 @@ class ParallelLayer(nn.Module):
         return self.add(self.self_attn(x, batch), self.mlp(other)), residual
 
 
+def attention_of(c: DecoderConfig, mesh: Mesh, layer: int) -> nn.Module:
+    """Make the attention of a layer, or what stands in its place."""
+    return (c.mixer_of(layer) or RotaryAttention)(c, mesh, layer)
+
+
 def mlp_of(c: DecoderConfig, mesh: Mesh, layer: int) -> nn.Module:
     """Make the MLP of a layer: a mixture of experts where the config has one."""
     if c.mixture is not None and (not c.sparse or c.sparse[layer]):
@@ -348,8 +353,8 @@ class GatedDecoder(DecoderStack):
         mlp: Callable[[int], nn.Module] | None = None,
         embedding_size: int | None = None,
     ) -> None:
-        """attention, mlp: `RotaryAttention`, and the MLP that the config has, in every layer unless given."""
-        attention = attention or (lambda index: RotaryAttention(c, mesh, index))
+        """attention, mlp: what the config has in every layer, unless given."""
+        attention = attention or (lambda index: attention_of(c, mesh, index))
         mlp = mlp or (lambda index: mlp_of(c, mesh, index))
         layer = c.layer or GatedLayer
         super().__init__(

@@ -27,6 +27,8 @@ NormPair = tuple[Norm, Norm]
 """The norms of queries and keys."""
 LayerClass = Callable[[Any, nn.Module, nn.Module], nn.Module]
 """Makes a decoder layer of its config, its attention and its MLP."""
+Mixer = Callable[[Any, Mesh, int], nn.Module]
+"""Makes what mixes tokens in a layer, of the config and the layer's number."""
 KINDS: Final = ("full_attention", "sliding_attention")
 """Kinds of layers in `layer_types`: those that see all tokens, and those with a window."""
 
@@ -75,6 +77,8 @@ class DecoderConfig:
     """What the score of each head loses for each token of distance (ALiBi); () where it loses nothing."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
+    attention: Mixer | None = None
+    """Makes attention: `blocks.RotaryAttention` unless given."""
     position_offset: int | None = None
     """The row of the first position in the table of learned positions; None where there is no table."""
     embedding_multiplier: float = 1.0
@@ -188,6 +192,10 @@ class DecoderConfig:
     def heads_of(self, layer: int) -> Heads:
         """Return the heads of a layer."""
         return self.heads
+
+    def mixer_of(self, layer: int) -> Mixer | None:
+        """Return what makes the attention of a layer, or what stands in its place."""
+        return self.attention
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         """Return the caches that a rank of `mesh` has of a layer, in the order of its cached modules."""

@@ -8,7 +8,7 @@ from typing import Final
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
 from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
-from octavo.models.fields import BETWEEN, BIAS, EPS, HEAD_DIM, MLP_BIAS, TIED, Read, chosen, fields, flag
+from octavo.models.fields import BETWEEN, BIAS, EPS, HEAD_DIM, LING, MLP_BIAS, TIED, Read, chosen, fields, flag
 from octavo.models.sparse import (
     COUNTS,
     EITHER,
@@ -62,14 +62,7 @@ class AfmoeForCausalLM(GatedDecoder):
 class BailingMoeForCausalLM(GatedDecoder):
     """Ling-lite and -plus: queries, keys and values are one tensor. Source: https://arxiv.org/abs/2503.05139."""
 
-    RENAMED = {
-        "embed_tokens": "word_embeddings",
-        "self_attn": "attention",
-        "qkv_proj": "query_key_value",
-        "o_proj": "dense",
-        "q_norm": "query_layernorm",
-        "k_norm": "key_layernorm",
-    }
+    RENAMED = LING
     FIELDS = fields(
         qkv_bias=flag("use_qkv_bias"),
         out_bias=flag("use_bias"),
@@ -90,7 +83,7 @@ class BailingMoeV2ForCausalLM(GatedDecoder):
     Sources: https://arxiv.org/abs/2510.22115, Sarvam's releases.
     """
 
-    RENAMED = BailingMoeForCausalLM.RENAMED
+    RENAMED = LING
     EXPECTED = fields(score_function="sigmoid", moe_router_enable_expert_bias=True, use_bias=False)
     FIELDS = fields(
         mixture=Read(corrected, factor=2.5, correction="gate.expert_bias", **COUNTS),

@@ -14,11 +14,11 @@ from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
 from octavo.layers.chosen import ChosenAttention, SinkChosenAttention
 from octavo.layers.elementwise import Elementwise
-from octavo.layers.hyper import HyperHead, PlainConnection
+from octavo.layers.hyper import PlainConnection
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm, Norm, RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
-from octavo.models.blocks import GatedDecoder, GatedLayer, SparseMLP
+from octavo.models.blocks import GatedLayer, SparseMLP
 from octavo.models.indexed import (
     IndexedConfig,
     Indexer,
@@ -41,11 +41,12 @@ class IndexedBlock(LatentBlock):
 
     attend: ChosenAttention  # type: ignore[assignment]
 
-    def __init__(self, c: IndexedConfig, index: IndexHeads, mesh: Mesh, layer: int) -> None:
-        super().__init__(c, mesh)
+    def __init__(self, c: IndexedConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(c, mesh, layer)
+        assert c.index is not None
         assert c.attention_scale is not None
-        self.indexer = Indexer(c, index) if c.source_of(layer) == layer else None
-        self.attend = ChosenAttention(c.attention_scale, index.num_chosen)
+        self.indexer = Indexer(c, c.index) if c.source_of(layer) == layer else None
+        self.attend = ChosenAttention(c.attention_scale, c.index.num_chosen)
 
     def prepare_choice(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> None:
         if self.indexer is not None:
@@ -71,12 +72,9 @@ class DeepseekV32ForCausalLM(LatentDecoder):
         return replace(config, sources=read_sources(c, config.num_layers) if is_glm else ())
 
     def __init__(self, c: IndexedConfig, mesh: Mesh) -> None:
-        index = c.index
-        if index is None:
-            super().__init__(c, mesh)
-            return
-        check_first(c, mesh)
-        GatedDecoder.__init__(self, c, mesh, attention=lambda layer: IndexedBlock(c, index, mesh, layer))
+        if c.index is not None:
+            check_first(c, mesh)
+        super().__init__(c, mesh)
 
 
 GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
@@ -112,7 +110,7 @@ def _read_indexed(
         return config
     assert config.rope is not None
     rope = replace(config.rope, interleaved=turns_pairs)
-    return replace(config, index=index_heads(c, rope, unstated.small_heads))
+    return replace(config, index=index_heads(c, rope, unstated.small_heads), attention=IndexedBlock)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +209,7 @@ class GatedIndexedBlock(IndexedBlock):
     def __init__(self, c: HYV4Config, mesh: Mesh, layer: int) -> None:
         assert c.index is not None
         assert c.attention_scale is not None
-        super().__init__(c, c.index, mesh, layer)
+        super().__init__(c, mesh, layer)
         heads = c.latent_heads
         start, count = mesh.share(heads.count, "attention heads")
         if self.indexer is not None:
@@ -274,6 +272,7 @@ class HYV4ForCausalLM(StreamsDecoder):
             sparse=sparse_by_kind(c, 1),
             index=index_heads(c, rope, 32 if reads_images else 16),
             sources=read_sources(c, layers) if stated else sources_of(kinds),
+            attention=GatedIndexedBlock,
             layer=PlainHyperLayer,
             streams=read_streams(c, eps),
             most_written=c.positive_float("hc_magnitude", 2.0),
@@ -281,4 +280,4 @@ class HYV4ForCausalLM(StreamsDecoder):
 
     def __init__(self, c: HYV4Config, mesh: Mesh) -> None:
         check_first(c, mesh)
-        super().__init__(c, mesh, lambda layer: GatedIndexedBlock(c, mesh, layer), head=HyperHead)
+        super().__init__(c, mesh)

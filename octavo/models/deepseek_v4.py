@@ -19,7 +19,6 @@ from octavo.core.model_shape import LayerCache, Spaced
 from octavo.distributed.mesh import Mesh
 from octavo.layers.compressed import Compression, Compressor, GroupedLinear, WindowAttention, end_turned
 from octavo.layers.heads import Heads
-from octavo.layers.hyper import HyperHead
 from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.rope import Rope
@@ -226,6 +225,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             window=c.positive("sliding_window", 128),
             compressions=compressions,
             streams=read_streams(c, eps),
+            attention=CompressedAttention,
             layer=HashedLayer,
             hashed=_read_hashed(c, layers),
         )
@@ -241,9 +241,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
         super().__init__(
             c,
             mesh,
-            lambda layer: CompressedAttention(c, mesh, layer),
-            lambda layer: HashedMLP(c, mesh, is_hashed=c.hashed[layer]),
-            head=HyperHead,
+            mlp=lambda layer: HashedMLP(c, mesh, is_hashed=c.hashed[layer]),
         )
 
     def own_name(self, name: str) -> str:

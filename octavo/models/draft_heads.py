@@ -82,7 +82,7 @@ class Eagle3Config(HeadConfig):
     is_output_normed: bool = False
     """Whether a later guess reads the stream behind the last norm."""
 
-    def attention(self, mesh: Mesh, layer: int) -> RotaryAttention | LatentBlock:
+    def attention_in(self, mesh: Mesh, layer: int) -> RotaryAttention | LatentBlock:
         """Make the attention of a layer, of which the first reads embedding and state side by side."""
         if layer:
             return RotaryAttention(self, mesh, layer)
@@ -128,10 +128,10 @@ class LatentEagle3Config(LatentConfig, Eagle3Config):
     def numbers(cls, c: Checkpoint, **own: Any) -> Self:
         return cls.common_latent(c, **own)
 
-    def attention(self, mesh: Mesh, layer: int) -> LatentBlock:
+    def attention_in(self, mesh: Mesh, layer: int) -> LatentBlock:
         if layer:
-            return LatentBlock(self, mesh)
-        made, heads = LatentBlock(replace(self, hidden_size=2 * self.hidden_size), mesh), self.latent_heads
+            return LatentBlock(self, mesh, layer)
+        made, heads = LatentBlock(replace(self, hidden_size=2 * self.hidden_size), mesh, layer), self.latent_heads
         made.o_proj = ColumnLinear(heads.count * heads.value, self.hidden_size, mesh, bias=self.out_bias)
         return made
 
@@ -234,7 +234,7 @@ class _Eagle3Layer(nn.Module):
     def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
         super().__init__()
         self.input_layernorm, self.hidden_norm = stream_norm(c), stream_norm(c)
-        self.self_attn = c.attention(mesh, 0)
+        self.self_attn = c.attention_in(mesh, 0)
         self.post_attention_layernorm = stream_norm(c)
         self.mlp = GatedMLP(c, mesh)
         self._is_stream_normed = c.is_stream_normed
@@ -274,7 +274,7 @@ class Eagle3Head(DraftHead):
 
     def __init__(self, c: Eagle3Config, mesh: Mesh) -> None:
         def layer(index: int) -> nn.Module:
-            return GatedLayer(c, c.attention(mesh, index), GatedMLP(c, mesh)) if index else _Eagle3Layer(c, mesh)
+            return GatedLayer(c, c.attention_in(mesh, index), GatedMLP(c, mesh)) if index else _Eagle3Layer(c, mesh)
 
         super().__init__(c, mesh, layer)
         self.input_norm = c.norm(self.states_size, c.norm_eps) if c.has_input_norm else None

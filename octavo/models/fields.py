@@ -93,3 +93,12 @@ GPT2: Final[Mapping[str, str]] = {
     "down_proj": "c_proj",
 }
 """Names of GPT-2's modules."""
+LING: Final[Mapping[str, str]] = {
+    "embed_tokens": "word_embeddings",
+    "self_attn": "attention",
+    "qkv_proj": "query_key_value",
+    "o_proj": "dense",
+    "q_norm": "query_layernorm",
+    "k_norm": "key_layernorm",
+}
+"""Names of the modules of Ling."""

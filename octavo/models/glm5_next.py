@@ -28,7 +28,6 @@ from octavo.models.hybrid import (
     RECURRENT,
     HybridConfig,
     kimi_delta,
-    mixer,
     read_kimi_sizes,
     stored_convolutions,
 )
@@ -89,8 +88,8 @@ class PoolBlock(LatentBlock):
 
     attend: ChosenAttention  # type: ignore[assignment]
 
-    def __init__(self, c: Glm5NextConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
+    def __init__(self, c: Glm5NextConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(c, mesh, layer)
         assert c.attention_scale is not None
         self.attend = ChosenAttention(c.attention_scale, c.choice.num_tokens)
         self.indexer = PoolIndexer(c)
@@ -102,6 +101,7 @@ class PoolBlock(LatentBlock):
 class Glm5NextForConditionalGeneration(StreamsDecoder):
     """The text model."""
 
+    HEAD = MeanOfStreams
     REPLACED = {".hc_attn_": ".attn_hc.", ".hc_ffn_": ".ffn_hc.", ".self_attn.forget_gate.": ".self_attn."}
 
     @classmethod
@@ -128,15 +128,12 @@ class Glm5NextForConditionalGeneration(StreamsDecoder):
             sparse=sparse_by_kind(c, 3),
             kinds=kinds,
             sizes=sizes,
-            attention=lambda c, mesh, layer: PoolBlock(c, mesh),
+            attention=PoolBlock,
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=_read_bound(c)),
             layer=HyperLayer,
             streams=read_streams(c, eps),
             choice=_read_choice(c),
         )
-
-    def __init__(self, c: Glm5NextConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: mixer(c, mesh, layer), head=MeanOfStreams)
 
     def own_name(self, name: str) -> str:
         name = super().own_name(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -17,10 +17,10 @@ from octavo.errors import UnsupportedModel
 from octavo.layers.kimi_delta import KimiDeltaAttention
 from octavo.layers.layer import Layer
 from octavo.layers.picked import Pick
-from octavo.layers.recurrent import ConvolutionSizes, Mamba2, MambaOptions, RecurrentSizes
+from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
 from octavo.layers.selective import SelectiveMixer, SelectiveOptions, SelectiveSizes
-from octavo.models.blocks import GatedDecoder, RotaryAttention
-from octavo.models.config import DecoderConfig
+from octavo.models.blocks import GatedDecoder
+from octavo.models.config import DecoderConfig, Mixer
 from octavo.models.sparse import known_tensors
 
 ATTENTION, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
@@ -34,21 +34,18 @@ class HybridConfig(DecoderConfig):
 
     kinds: tuple[str, ...]
     """ATTENTION, RECURRENT, or a kind of the family's own that caches nothing, for each layer."""
-    sizes: RecurrentSizes | ConvolutionSizes | SelectiveSizes
-    recurrence: Callable[[Any, Mesh], nn.Module]
-    """Makes what stands in the place of attention, from the config."""
-    attention: Callable[[Any, Mesh, int], nn.Module] = RotaryAttention
-    """Makes the attention of a layer from the config."""
+    sizes: Any
+    """`RecurrentSizes`, or those of another recurrence."""
+    recurrence: Mixer
+    """Makes what stands in the place of attention."""
+
+    def mixer_of(self, layer: int) -> Mixer | None:
+        return self.attention if self.kinds[layer] == ATTENTION else self.recurrence
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         if self.kinds[layer] == RECURRENT:
             return (LayerCache(self.sizes.state(mesh)),)
         return super().caches_of(layer, mesh) if self.kinds[layer] == ATTENTION else ()
-
-
-def mixer(c: HybridConfig, mesh: Mesh, layer: int) -> nn.Module:
-    """Make what mixes tokens in a layer that attends or keeps a state."""
-    return c.attention(c, mesh, layer) if c.kinds[layer] == ATTENTION else c.recurrence(c, mesh)
 
 
 class HybridDecoder(GatedDecoder):
@@ -57,9 +54,6 @@ class HybridDecoder(GatedDecoder):
     RECURRENT_NAME: ClassVar[str]
     """What stands in the place of `self_attn`."""
     config: HybridConfig
-
-    def __init__(self, c: HybridConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: mixer(c, mesh, layer))
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         # what is called like the last norm within a layer keeps its name
@@ -128,11 +122,10 @@ def delta_picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
     ]
 
 
-def kimi_delta(**own: Any) -> Callable[[HybridConfig, Mesh], nn.Module]:
+def kimi_delta(**own: Any) -> Mixer:
     """Return what makes Kimi's delta attention in the sizes of a config; `own` are its other arguments."""
 
-    def make(c: HybridConfig, mesh: Mesh) -> nn.Module:
-        assert isinstance(c.sizes, RecurrentSizes)
+    def make(c: HybridConfig, mesh: Mesh, layer: int) -> nn.Module:
         return KimiDeltaAttention(c.sizes, c.hidden_size, c.norm_eps, mesh, **own)
 
     return make
@@ -153,15 +146,13 @@ def read_kimi_sizes(c: Checkpoint, *, num_heads: int) -> RecurrentSizes:
     return RecurrentSizes(heads, heads, dim, dim, taps)
 
 
-def mamba2(c: HybridConfig, mesh: Mesh, options: MambaOptions) -> Mamba2:
+def mamba2(c: HybridConfig, mesh: Mesh, layer: int, options: MambaOptions) -> Mamba2:
     """Make Mamba2 in the sizes of the config."""
-    assert isinstance(c.sizes, RecurrentSizes)
     return Mamba2(c.sizes, c.hidden_size, c.norm_eps, mesh, options)
 
 
-def selective(c: HybridConfig, mesh: Mesh, options: SelectiveOptions) -> SelectiveMixer:
+def selective(c: HybridConfig, mesh: Mesh, layer: int, options: SelectiveOptions) -> SelectiveMixer:
     """Make Mamba in the sizes of the config."""
-    assert isinstance(c.sizes, SelectiveSizes)
     return SelectiveMixer(c.sizes, c.hidden_size, mesh, options)
 
 

@@ -57,7 +57,6 @@ class KimiLinearForCausalLM(HybridDecoder):
             sparse=sparse_by_kind(c, 1),
             kinds=read_kinds(c, _default_kinds(c)),
             sizes=sizes,
-            attention=lambda c, mesh, layer: LatentBlock(c, mesh),
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes)),
         )
 
@@ -66,8 +65,8 @@ class HeadGatedLatentBlock(LatentBlock):
     """Attention over latents, whose heads are each multiplied with the sigmoid of a gate, or of one for each element
     where `has_wide_gates`."""
 
-    def __init__(self, c: LatentConfig, mesh: Mesh, *, has_wide_gates: bool = False) -> None:
-        super().__init__(c, mesh)
+    def __init__(self, c: LatentConfig, mesh: Mesh, layer: int, *, has_wide_gates: bool = False) -> None:
+        super().__init__(c, mesh, layer)
         heads = c.latent_heads
         start, count = mesh.share(heads.count, "attention heads")
         rows = [slice(head, head + 1) for head in range(start, start + count) for _ in range(heads.value)]
@@ -120,7 +119,7 @@ class BailingHybridForCausalLM(HybridDecoder):
             sparse=sparse_by_kind(c, 2),
             kinds=read_kinds(c, kinds),
             sizes=sizes,
-            attention=lambda c, mesh, layer: HeadGatedLatentBlock(c, mesh),
+            attention=HeadGatedLatentBlock,
             recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, is_low_rank=False),
         )
 
@@ -146,7 +145,6 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
         if c.values.get("layer_types") is None:
             whole = config.num_layers // group * group
             kinds = (*kinds[:whole], *(ATTENTION,) * (config.num_layers - whole))
-        assert isinstance(config.sizes, RecurrentSizes)
         assert config.mixture is not None
         width = c.optional_positive("moe_shared_expert_intermediate_size")
         shared = config.mixture.shared_width if width is None else width * c.count("num_shared_experts", 1)
@@ -162,7 +160,7 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
             kinds=kinds,
             latent_eps=config.norm_eps,
             mixture=replace(config.mixture, shared_width=shared, rule=replace(config.mixture.rule, factor=factor)),
-            attention=lambda c, mesh, layer: block(c, mesh),
+            attention=block,
             recurrence=delta,
         )
 

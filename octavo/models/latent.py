@@ -65,7 +65,7 @@ class LatentConfig(DecoderConfig):
             q_rank=c.optional_positive("q_lora_rank"),
             attention_scale=float(heads.query**-0.5) if own["rope"] is None else _scale(c, heads),
             bias=c.bool("attention_bias", False),
-            **own,
+            **{"attention": LatentBlock, **own},
         )
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
@@ -85,7 +85,7 @@ def _scale(c: Checkpoint, heads: LatentHeads) -> float:
 class LatentBlock(nn.Module):
     """Attention over latents, its queries made from the stream or from `q_rank` elements."""
 
-    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
+    def __init__(self, c: LatentConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         heads, single, hidden = c.latent_heads, Mesh.single(), c.hidden_size
         self.heads, self._q_rank, self._has_gates = heads, c.q_rank or 0, c.has_query_gates
@@ -155,6 +155,3 @@ class LatentDecoder(GatedDecoder):
     """A stack of such blocks."""
 
     COMMON = LatentConfig.common_latent
-
-    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, attention=lambda _: LatentBlock(c, mesh))

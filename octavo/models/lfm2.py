@@ -95,8 +95,7 @@ class Lfm3ForCausalLM(HybridDecoder):
         )
 
 
-def _convolution(c: HybridConfig, mesh: Mesh, *, bias: bool) -> GatedConvolution:
-    assert isinstance(c.sizes, ConvolutionSizes)
+def _convolution(c: HybridConfig, mesh: Mesh, layer: int, *, bias: bool) -> GatedConvolution:
     return GatedConvolution(c.sizes, mesh, bias=bias)
 
 

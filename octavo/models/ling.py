@@ -5,7 +5,7 @@ Sources: https://arxiv.org/abs/2510.19338, Ant Group's releases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.heads import Heads
@@ -25,29 +24,21 @@ from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
 from octavo.models.config import even_share
-from octavo.models.latent import LatentBlock, LatentConfig
+from octavo.models.fields import LING
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig
+from octavo.models.latent import LatentConfig
 from octavo.models.ropes import read_rope
 from octavo.models.sparse import COUNTS, corrected, dense_first
 
 
 @dataclass(frozen=True, kw_only=True)
-class LingConfig(LatentConfig):
+class LingConfig(HybridConfig, LatentConfig):
     """Latents of the last layer of each group, and of those behind the last whole group; states of the others."""
 
-    group: int
     linear_heads: Heads
     linear_rope: Rope | None
     norm_groups: int
     """Parts of the heads' results, which are normalised each."""
-
-    def is_linear(self, layer: int) -> bool:
-        """Return whether a layer keeps a state."""
-        return (layer + 1) % self.group != 0 and layer < self.num_layers // self.group * self.group
-
-    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        if not self.is_linear(layer):
-            return super().caches_of(layer, mesh)
-        return (LayerCache(lightning_sizes(self.linear_heads.query, self.linear_heads.dim).state(mesh)),)
 
 
 class GroupNorm(Layer):
@@ -80,9 +71,8 @@ class LingAttention(DecayingAttention):
     """Rotated queries and keys with norms of heads, and norms of groups of heads and a gate behind the scan."""
 
     def __init__(self, c: LingConfig, mesh: Mesh, layer: int) -> None:
-        heads, hidden = c.linear_heads, c.hidden_size
-        sizes, depth = lightning_sizes(heads.query, heads.dim), layer / max(c.num_layers - 1, 1)
-        super().__init__(sizes, mesh, 1 - depth + 1e-5)
+        heads, hidden, depth = c.linear_heads, c.hidden_size, layer / max(c.num_layers - 1, 1)
+        super().__init__(c.sizes, mesh, 1 - depth + 1e-5)
         mesh.share(c.norm_groups, "groups of the norm behind linear attention")
         self.qkv_proj = QKVLinear(hidden, heads, mesh, reads=())
         self.q_norm, self.k_norm = RMSNorm(heads.dim, c.norm_eps), RMSNorm(heads.dim, c.norm_eps)
@@ -105,14 +95,7 @@ class LingAttention(DecayingAttention):
 class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801
     """The whole model. Mixtures are those of Ling 2.0."""
 
-    RENAMED = {
-        "embed_tokens": "word_embeddings",
-        "self_attn": "attention",
-        "qkv_proj": "query_key_value",
-        "o_proj": "dense",
-        "q_norm": "query_layernorm",
-        "k_norm": "key_layernorm",
-    }
+    RENAMED = LING
 
     @classmethod
     def read(cls, c: Checkpoint) -> LingConfig:
@@ -122,17 +105,17 @@ class BailingMoeV2_5ForCausalLM(GatedDecoder):  # noqa: N801
         query, hidden = c.positive("num_attention_heads"), c.positive("hidden_size")
         dim = c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden, query)
         groups = c.divisor("group_norm_size", "num_attention_heads", query, 1)
+        layers, group = range(c.positive("num_hidden_layers")), c.positive("layer_group_size", 1)
+        is_whole = [layer < len(layers) // group * group for layer in layers]
+        kinds = [RECURRENT if is_whole[layer] and (layer + 1) % group else ATTENTION for layer in layers]
         return LingConfig.common_latent(
             c,
-            group=c.positive("layer_group_size", 1),
+            kinds=tuple(kinds),
+            sizes=lightning_sizes(query, dim),
+            recurrence=LingAttention,
             linear_heads=Heads(query, query, dim),
             linear_rope=read_rope(c, dim, share=1.0),
             norm_groups=groups,
             mixture=corrected(c, factor=2.5, correction="gate.expert_bias", **COUNTS),
             sparse=dense_first(c, 1),
-        )
-
-    def __init__(self, c: LingConfig, mesh: Mesh) -> None:
-        super().__init__(
-            c, mesh, lambda layer: LingAttention(c, mesh, layer) if c.is_linear(layer) else LatentBlock(c, mesh)
         )

@@ -17,6 +17,10 @@ from octavo.models.config import DecoderConfig
 from octavo.models.sparse import read_mixture
 
 
+def _attention(c: DecoderConfig, mesh: Mesh, layer: int) -> RotaryAttention:
+    return RotaryAttention(c if c.rope_of(layer) is c.rope else replace(c, qk_norms=None), mesh, layer)
+
+
 class Llama4ForCausalLM(GatedDecoder):
     """The text model, for contexts within one chunk (`Checkpoint.dense_limit`), of which every layer sees all.
 
@@ -28,14 +32,6 @@ class Llama4ForCausalLM(GatedDecoder):
         "gate": "router",
         "shared_experts": "shared_expert",
     }
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        plain = replace(c, qk_norms=None)
-
-        def attention(layer: int) -> RotaryAttention:
-            return RotaryAttention(c if c.rope_of(layer) is c.rope else plain, mesh, layer)
-
-        super().__init__(c, mesh, attention)
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
@@ -62,6 +58,7 @@ class Llama4ForCausalLM(GatedDecoder):
             intermediate_size=c.positive("intermediate_size_mlp", 16384),
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             bias=c.bool("attention_bias", False),
+            attention=_attention,
             qk_norms=unscaled_head_norms if c.bool("use_qk_norm", True) else None,
             are_norms_last=True,
             windows=(),

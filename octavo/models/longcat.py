@@ -37,7 +37,7 @@ class Half(GatedLayer):
     """Latent attention and an MLP; beside the MLP of the first half of a pair stands a mixture."""
 
     def __init__(self, c: LatentConfig, mesh: Mesh, index: int) -> None:
-        super().__init__(c, LatentBlock(c, mesh), GatedMLP(c, mesh))
+        super().__init__(c, LatentBlock(c, mesh, index), GatedMLP(c, mesh))
         assert c.mixture is not None
         self.shortcut = SparseMLP(c, c.mixture, mesh) if index % 2 == 0 else None
         self.add = addition()

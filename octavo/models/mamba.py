@@ -24,7 +24,7 @@ from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
 from octavo.layers.selective import SelectiveOptions
-from octavo.models.blocks import PlainMLP, RotaryAttention, mlp_of, stream_norm
+from octavo.models.blocks import PlainMLP, RotaryAttention, attention_of, mlp_of, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fields import fields
@@ -34,7 +34,6 @@ from octavo.models.hybrid import (
     HybridConfig,
     HybridDecoder,
     mamba2_fields,
-    mixer,
     read_kinds,
     read_limits,
     read_mamba,
@@ -223,7 +222,7 @@ class NemotronHForCausalLM(HybridDecoder):
         def layer(index: int) -> nn.Module:
             is_cached = c.kinds[index] in (RECURRENT, ATTENTION)
             own = replace(c, mixture=c.mixtures[index]) if isinstance(c, PuzzleConfig) else c
-            return NemotronHLayer(c, (mixer if is_cached else mlp_of)(own, mesh, index), is_cached=is_cached)
+            return NemotronHLayer(c, (attention_of if is_cached else mlp_of)(own, mesh, index), is_cached=is_cached)
 
         DecoderStack.__init__(self, c, mesh, layer)
 

@@ -128,6 +128,7 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
             norm_eps=c.positive_float("rms_norm_eps", 1e-5),
             qkv_bias=c.bool("attention_bias", False),
             windows=windows,
+            attention=Attention,
             mixture=corrected(c),
             sparse=sparse_by_kind(c, 1),
             windowed_heads=windowed,
@@ -139,9 +140,6 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
             return config
         local = replace(read(), theta=c.positive_float("swa_rope_theta"))
         return replace(config, ropes=tuple(config.rope if window is None else local for window in windows))
-
-    def __init__(self, c: MiMoConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, attention=lambda index: Attention(c, mesh, index))
 
 
 class MiMoV2ForCausalLM(MiMoV2FlashForCausalLM):

@@ -5,7 +5,6 @@ Source: https://arxiv.org/abs/2501.08313.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,14 +13,12 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
-from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.lightning import LightningAttention, lightning_sizes
-from octavo.layers.recurrent import RecurrentSizes
-from octavo.models.blocks import GatedDecoder, RotaryAttention, stream_norm
-from octavo.models.config import DecoderConfig, even_share
-from octavo.models.hybrid import ATTENTION, RECURRENT, read_kinds
+from octavo.models.blocks import GatedDecoder, stream_norm
+from octavo.models.config import even_share
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, read_kinds
 from octavo.models.sparse import NUMBERED, numbered_names, read_mixture
 
 Factors = tuple[float, float]
@@ -29,23 +26,12 @@ Factors = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniMaxConfig(DecoderConfig):
-    """A decoder with lightning attention in the layers of the kind RECURRENT."""
+class MiniMaxConfig(HybridConfig):
+    """Adds the factors of sums."""
 
-    kinds: tuple[str, ...]
     linear_factors: Factors
     full_factors: Factors
     mlp_factors: Factors
-
-    @property
-    def sizes(self) -> RecurrentSizes:
-        """Return the sizes of lightning attention."""
-        return lightning_sizes(self.heads.query, self.heads.dim)
-
-    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
-        if self.kinds[layer] == RECURRENT:
-            return (LayerCache(self.sizes.state(mesh)),)
-        return super().caches_of(layer, mesh)
 
 
 class WeightedSum(nn.Module):
@@ -79,6 +65,11 @@ class NormedStreamLayer(nn.Module):
         return self.join_mlp(x, self.mlp(x)), None
 
 
+def _lightning(c: MiniMaxConfig, mesh: Mesh, layer: int) -> LightningAttention:
+    depth = layer / max(c.num_layers - 1, 1)
+    return LightningAttention(c.sizes, c.hidden_size, mesh, 1 - depth + 1e-5)
+
+
 class MiniMaxForCausalLM(GatedDecoder):
     """The whole model."""
 
@@ -108,19 +99,12 @@ class MiniMaxForCausalLM(GatedDecoder):
             ),
             renamed=numbered_names(c),
             kinds=_kinds(c),
+            sizes=lightning_sizes(c.positive("num_attention_heads"), dim),
+            recurrence=_lightning,
             linear_factors=factors("linear_attn", "linear_attention"),
             full_factors=factors("full_attn", "full_attention"),
             mlp_factors=factors("mlp", "mlp"),
         )
-
-    def __init__(self, c: MiniMaxConfig, mesh: Mesh) -> None:
-        def attention(layer: int) -> nn.Module:
-            if c.kinds[layer] == ATTENTION:
-                return RotaryAttention(c, mesh, layer)
-            depth = layer / max(c.num_layers - 1, 1)
-            return LightningAttention(c.sizes, c.hidden_size, mesh, 1 - depth + 1e-5)
-
-        super().__init__(c, mesh, attention)
 
 
 MiniMaxText01ForCausalLM = MiniMaxM1ForCausalLM = MiniMaxForCausalLM

@@ -21,8 +21,8 @@ from octavo.layers.linear import joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.rotary import Rotary
-from octavo.models.blocks import GatedDecoder, RotaryAttention, head_norms, qkv_linear
-from octavo.models.config import DecoderConfig
+from octavo.models.blocks import GatedDecoder, head_norms, qkv_linear
+from octavo.models.config import DecoderConfig, Mixer
 from octavo.models.sparse import NUMBERED, has_tensor, read_mixture, sparse_by_kind
 from octavo.ops.block_sparse import BlockChoice
 
@@ -38,6 +38,9 @@ class MiniMaxM3Config(DecoderConfig):
     choosing: tuple[bool, ...]
     """For each layer whether its queries choose."""
 
+    def mixer_of(self, layer: int) -> Mixer | None:
+        return ChoosingAttention if self.choosing[layer] else None
+
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         if not self.choosing[layer]:
             return super().caches_of(layer, mesh)
@@ -48,7 +51,7 @@ class MiniMaxM3Config(DecoderConfig):
 class ChoosingAttention(nn.Module):
     """Grouped-query attention to chosen blocks. Queries and keys of the choice are normalised and turned, too."""
 
-    def __init__(self, c: MiniMaxM3Config, mesh: Mesh) -> None:
+    def __init__(self, c: MiniMaxM3Config, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
         dim, (first, length) = c.heads.dim, c.heads.kv_share(mesh)
@@ -131,12 +134,6 @@ class MiniMaxM3VLForCausalLM(GatedDecoder):
             choice=BlockChoice(dim**-0.5, c.positive("index_block_size", 128), count, recent),
             choosing=tuple(kind == _KINDS[1] for kind in kinds),
         )
-
-    def __init__(self, c: MiniMaxM3Config, mesh: Mesh) -> None:
-        def attention(layer: int) -> nn.Module:
-            return ChoosingAttention(c, mesh) if c.choosing[layer] else RotaryAttention(c, mesh, layer)
-
-        super().__init__(c, mesh, attention)
 
 
 MiniMaxM3SparseForConditionalGeneration = MiniMaxM3SparseForCausalLM = MiniMaxM3VLForCausalLM

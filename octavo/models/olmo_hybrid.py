@@ -98,8 +98,9 @@ class OlmoHybridForCausalLM(HybridDecoder):
         return path + last + suffix
 
 
-def _delta_net(c: HybridConfig, mesh: Mesh, *, factor: float, convolutions: Mapping[str, int]) -> GatedDeltaNet:
-    assert isinstance(c.sizes, RecurrentSizes)
+def _delta_net(
+    c: HybridConfig, mesh: Mesh, layer: int, *, factor: float, convolutions: Mapping[str, int]
+) -> GatedDeltaNet:
     sizes = c.sizes
     keys = (sizes.rows(mesh, of_keys=True, width=sizes.key_dim),)
     values = (sizes.rows(mesh, of_keys=False, width=sizes.value_dim),)

@@ -20,7 +20,6 @@ from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import addition
 from octavo.layers.embedding import LMHead
-from octavo.layers.hyper import StreamSizes
 from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, stream_norm
 from octavo.models.config import DecoderConfig
@@ -284,12 +283,12 @@ class StreamsPredictionLayer(PredictionLayer):
     """
 
     config: StreamsConfig
-    make_head: Callable[[StreamSizes], nn.Module]
+    make_head: Callable[[Any], nn.Module]
 
     def _add_projections(self, c: Any) -> None:
         layer, size = self._layer, c.hidden_size
         layer.e_proj, layer.h_proj = (ColumnLinear(size, size, Mesh.single()) for _ in range(2))
-        layer.hc_head = self.make_head(c.streams)
+        layer.hc_head = self.make_head(c)
         self._norm_width = size
         if self.layout.has_wide_norm:
             self._norm_width = c.streams.width

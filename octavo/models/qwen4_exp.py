@@ -28,8 +28,8 @@ from octavo.layers.ngrams import NgramSizes, NgramStreams, StreamNorms
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentSizes, SigmoidGatedNorm
 from octavo.layers.rotary import Rotary
-from octavo.models.blocks import head_norms, qkv_linear
-from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, delta_picks, mixer, read_delta_sizes, read_kinds
+from octavo.models.blocks import attention_of, head_norms, qkv_linear
+from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, delta_picks, read_delta_sizes, read_kinds
 from octavo.models.sparse import NORMALIZED, has_tensor, read_shared_mixture, sparse_layers
 from octavo.models.streams import StreamsConfig, StreamsDecoder
 from octavo.ops.compressed import SmallQueries
@@ -163,7 +163,7 @@ class KeyIndexer(nn.Module):
 class ChosenAttention(nn.Module):
     """Grouped-query attention with gates to the tokens in chosen windows, and to those behind the last window."""
 
-    def __init__(self, c: Qwen4ExpConfig, mesh: Mesh) -> None:
+    def __init__(self, c: Qwen4ExpConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
         self.qkv_proj = qkv_linear(c, mesh)
@@ -249,7 +249,7 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
             kinds=tuple(kinds),
             sizes=read_delta_sizes(c),
             recurrence=_delta_net,
-            attention=lambda c, mesh, layer: ChosenAttention(c, mesh),
+            attention=ChosenAttention,
             mixture=read_shared_mixture(c, is_normalized=NORMALIZED[True]),
             sparse=sparse_layers(c),
             layer=StreamsLayer,
@@ -267,14 +267,17 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
 
     def __init__(self, c: Qwen4ExpConfig, mesh: Mesh) -> None:
         def mix(layer: int) -> nn.Module:
-            made = mixer(c, mesh, layer)
+            made: Any = attention_of(c, mesh, layer)
             if c.ngrams is not None and layer in c.ngram_layers:
                 place, (count, hidden) = c.ngram_layers.index(layer), (c.streams.count, c.hidden_size)
                 made.ple = NgramStreams(c.ngrams, place, count, hidden, c.norm_eps, mesh)
             return made
 
-        super().__init__(c, mesh, mix, head=partial(StreamsHead, rank=c.mixer_rank, writes=False))
+        super().__init__(c, mesh, mix)
         self.norm = None
+
+    def make_head(self, c: Qwen4ExpConfig) -> nn.Module:
+        return StreamsHead(c.streams, rank=c.mixer_rank, writes=False)
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Return one stream [tokens, hidden]."""
@@ -286,8 +289,7 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
         return re.sub(r"\b(layers\.\d+)\.ple\.", r"\1.linear_attn.ple.", name)
 
 
-def _delta_net(c: Any, mesh: Mesh) -> NgramDeltaNet:
-    assert isinstance(c.sizes, RecurrentSizes)
+def _delta_net(c: Any, mesh: Mesh, layer: int) -> NgramDeltaNet:
     made = NgramDeltaNet(c, c.sizes, mesh)
     if c.is_gate_sigmoid:
         dim = c.sizes.value_dim

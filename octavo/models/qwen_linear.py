@@ -96,6 +96,7 @@ class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
         ]
 
 
-def _delta_net(c: HybridConfig, mesh: Mesh, *, picks: Callable[[RecurrentSizes, Mesh], list[Pick]]) -> GatedDeltaNet:
-    assert isinstance(c.sizes, RecurrentSizes)
+def _delta_net(
+    c: HybridConfig, mesh: Mesh, layer: int, *, picks: Callable[[RecurrentSizes, Mesh], list[Pick]]
+) -> GatedDeltaNet:
     return GatedDeltaNet(c.sizes, c.hidden_size, c.norm_eps, mesh, picks(c.sizes, mesh))

@@ -46,7 +46,7 @@ class Step3Config(DecoderConfig):
 class NarrowQueriesAttention(nn.Module):
     """Attention of heads that share one key and value; queries are made of `q_rank` elements behind a norm."""
 
-    def __init__(self, c: Step3Config, mesh: Mesh) -> None:
+    def __init__(self, c: Step3Config, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
         self._sections, own = [c.q_rank, c.heads.dim, c.heads.dim], c.heads.share(mesh)
@@ -76,6 +76,7 @@ class Step3TextForCausalLM(GatedDecoder):
         head_dim=Read(Checkpoint.positive, "head_dim", 256),
         rotary_share=1.0,
         norm_eps=EPS,
+        attention=NarrowQueriesAttention,
         mixture=Read(
             read_mixture,
             experts=("n_routed_experts", 48),
@@ -87,9 +88,6 @@ class Step3TextForCausalLM(GatedDecoder):
         ),
         sparse=Read(sparse_by_kind, 1),
     )
-
-    def __init__(self, c: Step3Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, attention=lambda _: NarrowQueriesAttention(c, mesh))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.layers.elementwise import Elementwise
-from octavo.layers.hyper import Connection, HyperConnection, StreamSizes
+from octavo.layers.hyper import Connection, HyperConnection, HyperHead, StreamSizes
 from octavo.models.blocks import GatedDecoder, stream_norm
 from octavo.models.config import DecoderConfig
 
@@ -62,23 +62,26 @@ class StreamsDecoder(GatedDecoder):
     """A stack of such layers; `hc_head` makes one stream of all behind them."""
 
     LAST_STAGE = (*GatedDecoder.LAST_STAGE, "hc_head")
+    HEAD: ClassVar[type[nn.Module]] = HyperHead
+    """Makes `hc_head`."""
     carries_residual = False
 
     def __init__(
         self,
         c: Any,
         mesh: Mesh,
-        attention: Callable[[int], nn.Module],
+        attention: Callable[[int], nn.Module] | None = None,
         mlp: Callable[[int], nn.Module] | None = None,
-        *,
-        head: Callable[[StreamSizes], nn.Module],
     ) -> None:
-        """c: a `StreamsConfig`. attention, mlp: as of `GatedDecoder`. head: makes `hc_head`."""
+        """c: a `StreamsConfig`. attention, mlp: as of `GatedDecoder`."""
         super().__init__(c, mesh, attention, mlp)
-        self.make_head = head
-        self.hc_head = head(c.streams) if self.is_last else None
+        self.hc_head = self.make_head(c) if self.is_last else None
         self._streams: StreamSizes = c.streams
         self.copies = Elementwise("repeated_streams", c.streams.count)
+
+    def make_head(self, c: Any) -> nn.Module:
+        """Make `hc_head` from a `StreamsConfig`."""
+        return self.HEAD(c.streams)
 
     @property
     def received_size(self) -> int | None:
