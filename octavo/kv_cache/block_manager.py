@@ -16,7 +16,7 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.allocation import UNCHANGED, PrefixHit, Shortage, SlotGrowth, shortage_of_all
 from octavo.kv_cache.block_hash import extend_chain, root_digest, tail_digest, token_keys
-from octavo.kv_cache.block_pool import NULL_BLOCK, CachedBytes, Content, check_tables
+from octavo.kv_cache.block_pool import NULL_BLOCK, CachedBytes, Content
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.encodings import Encodings
 from octavo.kv_cache.group_cache import GroupCache
@@ -368,21 +368,6 @@ class BlockManager:
     def empty_blocks(self) -> list[list[int]]:
         """Return for each cache group the blocks that have neither users nor content."""
         return [cache.pool.empty_blocks() for cache in self.groups]
-
-    def check(self, running: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
-        """Prove the accounting: exactly these sequences hold blocks on the device and on the host. AssertionError."""
-        for sequences, is_on_host in ((running, False), (swapped, True)):
-            tables = {
-                seq_id: table.blocks
-                for seq_id, table in self._tables.items()
-                if table.blocks and table.is_on_host is is_on_host
-            }
-            assert {sequence.seq_id for sequence in sequences} == tables.keys(), "others have blocks than should"
-            for cache in self.groups:
-                pool = cache.host_pool if is_on_host else cache.pool
-                others = [] if is_on_host else [*self.pins.blocks_of(cache.index), *self.holds.blocks_of(cache.index)]
-                check_tables(pool, [blocks[cache.index] for blocks in tables.values()], others)
-        self.pins.check()
 
     def _demote(self, digest: bytes) -> None:
         """Evict what groups that keep less have of a prefix soon: a group that keeps all has lost it."""

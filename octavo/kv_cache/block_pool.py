@@ -7,7 +7,7 @@ used (fresh ones), then the cached block that `eviction` returns.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -253,34 +253,6 @@ class BlockPool:
             listener.removed(self._group, content.digest)
         return content.digest
 
-    def check(self, expected_counts: dict[int, int]) -> None:
-        """Prove the accounting against the users' own count of each block. Raises AssertionError."""
-        counts = [0] * len(self._counts)
-        for block, want in expected_counts.items():
-            counts[block] = want
-        assert counts[0] == 0, "a table holds the null block"
-        if counts != self._counts:
-            assert self._counts[0] == 0, "the null block is in use"
-            for block, (have, want) in enumerate(zip(self._counts, counts, strict=True)):
-                assert have == want, f"block {block} has count {have}, its users are {want}"
-        # sets, not loops over all blocks: tests ask after each step
-        empty, cached = set(self._empty), set(self._cached)
-        free = empty | cached
-        assert len(free) == len(self._empty) + len(cached) == self.num_free_blocks, (
-            "a block is free twice, or not counted"
-        )
-        used = {block for block, count in expected_counts.items() if count}
-        assert free == set(range(1, len(counts))) - used, "free lists and counts differ"
-        contents = {block: self._contents[block] for block in self._index.values()}
-        digests = [None if content is None else content.digest for content in contents.values()]
-        num_contents = len(self._contents) - self._contents.count(None)
-        assert (digests, len(contents)) == (list(self._index), num_contents), "the prefix index is wrong"
-        assert {(content.parent, block) for block, content in contents.items() if content is not None} == {
-            (parent, block) for parent, blocks in self._after.items() for block in blocks
-        }, "the index of successors is wrong"
-        assert empty.isdisjoint(contents), "an empty block has content"
-        assert cached <= contents.keys(), "a cached block has no content"
-
 
 class CachedBytes:
     """A limit on the bytes of cached blocks in the pools of all cache groups.
@@ -323,15 +295,3 @@ def release_table(pool: BlockPool, table: list[int]) -> None:
     for block in reversed(table):
         if block != NULL_BLOCK:
             pool.release(block)
-
-
-def check_tables(pool: BlockPool, tables: Iterable[list[int]], others: Iterable[int]) -> None:
-    """Raise AssertionError unless no table has a gap or a block twice, and the pool counts as many users of each block
-    as tables and `others` use it."""
-    counts = Counter(others)
-    for whole in tables:
-        table = whole[whole.count(NULL_BLOCK) :]
-        assert NULL_BLOCK not in table, "a table has a gap"
-        assert len(set(table)) == len(table), "a table holds a block twice"
-        counts.update(table)
-    pool.check(counts)

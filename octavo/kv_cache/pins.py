@@ -144,18 +144,3 @@ class Pins:
         num_held = self.num_blocks
         self.expire(math.inf)
         return num_held
-
-    def check(self) -> None:
-        """Prove that exactly what is pinned and cached is held. Raises AssertionError."""
-        wanted: dict[bytes, int] = {}
-        for pin in self._pins.values():
-            for digest in pin.digests:
-                wanted[digest] = wanted.get(digest, 0) + 1
-        assert wanted == self._num_pins, "pins and their counts differ"
-        assert len(wanted) <= self._max_blocks, "more blocks are pinned than may be"
-        for pool, blocks, most in zip(self._pools, self._blocks, self._most_held, strict=True):
-            found = {digest: pool.find(digest) for digest in wanted}
-            cached = {digest: block for digest, block in found.items() if block is not None}
-            assert blocks == cached or (len(blocks) == most and blocks.items() < cached.items()), (
-                "something is pinned and cached but not held, or held but not pinned"
-            )

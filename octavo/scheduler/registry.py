@@ -356,15 +356,6 @@ class Registry:
             sequence.is_resident = sequence.seq_id in planned
         return self.stats.num_steps, [sequence.seq_id for sequence in released]
 
-    def check(self) -> None:
-        """Prove that queues, groups and blocks agree. Raises AssertionError. For tests and for idle moments."""
-        in_swapped = [s for g in self.groups.values() if g.status is SequenceStatus.SWAPPED for s in g.live]
-        self.block_manager.check(self.sequences_on_device(), in_swapped)
-        assert len(self.on_device) + len(self.waiting) + len(self.held) + len(self.swapped) == len(self.groups)
-        assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
-        assert self.num_running_sequences == sum(g.max_running_sequences for g in self.on_device)
-        assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)
-
 
 def _timeline(group: SequenceGroup) -> RequestTimeline:
     return RequestTimeline(

@@ -49,7 +49,7 @@ class Scheduler:
     waiting: groups without blocks. running: groups with blocks on the device, in order of arrival. swapped: groups with
         blocks on the host.
     holding: what `hold` has set. log: the last decisions and their reasons. rates: how fast this engine computes.
-    find, take_ended, check: of the registry.
+    find, take_ended: of the registry.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Scheduler:
         self.log = registry.log
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
-        self.find, self.take_ended, self.check = registry.find, registry.take_ended, registry.check
+        self.find, self.take_ended = registry.find, registry.take_ended
         self._admission_control = AdmissionControl(config, registry, rates)
         self._preemption = Preemption(registry, config.preemption_mode, rates)
         self._drafts = None if proposer is None else DraftLog(proposer, registry)

@@ -24,6 +24,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.conformance.runtimes import LEVELS
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.draft_heads import write_head
@@ -230,7 +231,7 @@ def check_that_any_schedule_is_exact(
 
         def step() -> None:
             outputs.update({each.request_id: each for each in engine.step()})
-            core.scheduler.check()
+            check_scheduler(core.scheduler)
             adapters = {group.request.adapter for group in core.scheduler.running} - {None}
             assert len(adapters) <= (max_loras or len(adapters))
 

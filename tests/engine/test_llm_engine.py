@@ -16,6 +16,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import EngineDeadError, InvalidRequest
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
 from tests.fakes.engine import make_core
@@ -164,7 +165,7 @@ def test_text_does_not_depend_on_what_else_runs(
             )
             engine.add_request(str(number), prompt, params)
         finals = {output.request_id: output.outputs for output in run(engine)}
-        core.scheduler.check()
+        check_scheduler(core.scheduler)
         assert core.scheduler.block_manager.num_used_blocks == 0
         return finals
 

@@ -20,6 +20,7 @@ from octavo.errors import InvalidRequest, RequestFailed
 from tests.engine.test_hub import served
 from tests.engine.test_replicas import PROMPTS as READ_PROMPTS
 from tests.engine.test_replicas import eventually, kill, real_core, steps, undisturbed, whole
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import make_core, make_request
 from tests.fakes.fleet import Fleet, fleet
 
@@ -59,7 +60,7 @@ class Reader:
                 self.tokens.setdefault(output.request_id, []).extend(delta.token_ids)
             if output.finished:
                 self.ended[output.request_id] = output.deltas[-1].finish_reason if output.deltas else None
-        self.core.scheduler.check()
+        check_scheduler(self.core.scheduler)
         return outputs
 
     def finish(self) -> dict[str, list[int]]:
@@ -189,7 +190,7 @@ def test_running_requests_are_computed_again_when_the_cache_is_forgotten(setting
         assert core.call("reset_prefix_cache", True)
         assert manager.num_used_blocks == core.stats().num_swapped == 0
         assert [manager.num_cached_tokens(each) for each in requests()] == [0] * len(PROMPTS)
-        reader.core.scheduler.check()
+        check_scheduler(reader.core.scheduler)
         assert reader.finish() == expected(**settings)
         assert core.stats().num_preemptions > 0
 

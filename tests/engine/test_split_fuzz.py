@@ -16,6 +16,7 @@ from octavo.engine.replicas import Replicas
 from octavo.engine.router import LeastLoaded, RoundRobin
 from octavo.engine.split import Split, SplitRates
 from octavo.errors import EngineDeadError
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +52,7 @@ class Core:
                     self.core.stop_sequence(request_id, index)
         if self.core.has_unfinished():
             self._send(self.core.step())
-        self.core.scheduler.check()
+        check_scheduler(self.core.scheduler)
 
     def read(self) -> StepOutputs | None:
         return msgspec.msgpack.decode(self.outbox.pop(0), type=StepOutputs) if self.outbox else None

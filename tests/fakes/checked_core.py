@@ -12,6 +12,7 @@ import pytest
 from octavo.core import processes
 from octavo.engine.core_process import run
 from octavo.engine.engine_core import EngineCore
+from tests.fakes.accounting import check_scheduler
 
 Wrap = Callable[[list[str]], list[str]]
 """Returns the command that is run instead of another."""
@@ -41,7 +42,7 @@ def main() -> None:
         if method != "check":
             return call(core, method, *arguments)
         try:
-            core.scheduler.check()
+            check_scheduler(core.scheduler)
         except AssertionError as error:
             return repr(error)
         return None

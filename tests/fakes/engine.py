@@ -24,6 +24,7 @@ from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.rates import PreemptionCosts
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.executor import ENCODING, NUM_ENCODED, STATE, HashExecutor
 
 _OTHERS = {STATE: LIVE_STATES, ENCODING: NUM_ENCODED}
@@ -224,7 +225,7 @@ def run(
         if not core.has_unfinished():
             break
         collected.add(core.step().outputs)
-        core.scheduler.check()
+        check_scheduler(core.scheduler)
     assert not core.has_unfinished(), "requests are left after many steps"
     manager = core.scheduler.block_manager
     assert manager.num_used_blocks == manager.pins.num_blocks, "more is used than what is pinned"

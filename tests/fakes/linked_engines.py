@@ -20,6 +20,7 @@ from octavo.kv_transfer.peer_link import listen
 from octavo.kv_transfer.peer_server import PeerServer
 from octavo.kv_transfer.peer_source import PeerSource
 from octavo.kv_transfer.sources import PrefixSource, Sources
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected, make_core
 from tests.fakes.executor import HashExecutor
 
@@ -137,7 +138,7 @@ class Engine:
     def step(self) -> None:
         self.ranks.pump()
         self.collected.add(self.core.step().outputs)
-        self.core.scheduler.check()
+        check_scheduler(self.core.scheduler)
 
     @property
     def num_held(self) -> int:

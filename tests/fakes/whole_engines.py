@@ -12,6 +12,7 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import CompletionOutput
 from octavo.engine.engine_core import EngineCore
+from tests.fakes.accounting import check_scheduler
 
 
 def core_of(llm: LLM) -> EngineCore:
@@ -38,7 +39,7 @@ def run_together(llm: LLM, requests: Iterable[tuple[Any, SamplingParams]]) -> li
         found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
     while llm.engine.has_unfinished_requests():
         found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
-        core_of(llm).scheduler.check()
+        check_scheduler(core_of(llm).scheduler)
     return [found[number] for number in sorted(found)]
 
 

@@ -13,6 +13,7 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import UNCHANGED, PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
+from tests.fakes.accounting import check_blocks
 from tests.fakes.block_manager import allocate, make_manager, only, table
 from tests.fakes.engine import make_request
 from tests.fakes.listener import Mirror
@@ -145,7 +146,7 @@ class TestGrowth:
         sequence = allocate(manager, 8)
         assert manager.append_slots(sequence, 8, 9) is None
         assert len(table(manager, sequence)) == 2
-        manager.check([sequence])
+        check_blocks(manager, [sequence])
 
     def test_the_first_writer_copies_a_shared_block_and_the_last_keeps_it(self) -> None:
         manager = make_manager()
@@ -157,7 +158,7 @@ class TestGrowth:
         assert growth.changes[0].first_index == 1
         assert table(manager, child)[0] == shared[0]
         assert manager.append_slots(parent, 6, 7) == UNCHANGED
-        manager.check([parent, child])
+        check_blocks(manager, [parent, child])
 
     def test_every_shared_block_that_may_be_written_is_copied(self) -> None:
         manager = make_manager(num_lookahead=3)
@@ -275,7 +276,7 @@ class Blocks(RuleBasedStateMachine):
     @invariant()
     def accounts_agree(self) -> None:
         if hasattr(self, "manager"):
-            self.manager.check(self.sequences.values())
+            check_blocks(self.manager, self.sequences.values())
             self.mirror.check(self.manager)
             size = self.manager.block_size
             for sequence in self.sequences.values():
@@ -317,7 +318,7 @@ class TestPrefixCacheByToken:
         # nobody may be given the source before the copy is made
         assert only(manager).pool.num_users(copy.source) == 1
         manager.end_planning()
-        manager.check([group.live[0]])
+        check_blocks(manager, [group.live[0]])
 
     def test_the_last_token_is_always_computed(self) -> None:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
@@ -367,7 +368,7 @@ class TestKeys:
             sequence.num_computed_tokens = len(TOKENS)
             manager.publish(sequence, group.request.cache_key)
             manager.free(sequence)
-            manager.check([])
+            check_blocks(manager, [])
         return manager
 
     def num_cached(self, manager: BlockManager, tokens: list[int], key: CacheKey) -> int:
@@ -416,7 +417,7 @@ class TestKeys:
         assert manager.pins.pin(TOKENS, dog, until=1.0).num_cached_tokens == 4
         assert manager.pins.pin(TOKENS, cat, until=1.0).num_cached_tokens == 12
         assert manager.pins.pin(TOKENS, PLAIN, until=1.0).num_cached_tokens == 0
-        manager.check([])
+        check_blocks(manager, [])
         assert manager.pins.unpin(TOKENS, dog)
         assert not manager.pins.unpin(TOKENS, dog)
         assert only(manager).pool.num_used_blocks == 3
@@ -435,9 +436,9 @@ class TestDisown:
         manager.invalidate(sequence, 4)
         other = make_group(13, first_seq_id=2)
         assert manager.find_prefix(other, other.live[0], 13).blocks[0] == table(manager, sequence)[:1]
-        manager.check([sequence])
+        check_blocks(manager, [sequence])
         manager.free(sequence)
-        manager.check([])
+        check_blocks(manager, [])
         assert only(manager).pool.num_used_blocks == 1  # what is pinned and trusted
 
 
@@ -468,22 +469,22 @@ class TestPins:
         thief = SequenceGroup(make_request("thief", [7] * 24), 0, 3).live[0]
         manager.allocate(thief, 24, PrefixHit())
         assert only(manager).pool.num_free_blocks == 0
-        manager.check([thief])
+        check_blocks(manager, [thief])
         manager.pins.expire(9.0)
         assert only(manager).pool.num_free_blocks == 0
         manager.pins.expire(10.0)
         assert only(manager).pool.num_free_blocks == 2
-        manager.check([thief])
+        check_blocks(manager, [thief])
 
     def test_a_pin_before_the_first_request_holds_what_it_computes(self) -> None:
         manager = make_manager(8)
         assert manager.pins.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8)
         assert only(manager).pool.num_used_blocks == 0
         sequence = self.compute(manager, [*range(8), 50])
-        manager.check([sequence])
+        check_blocks(manager, [sequence])
         manager.free(sequence)
         assert only(manager).pool.num_used_blocks == 2
-        manager.check([])
+        check_blocks(manager, [])
         thief = allocate(manager, 24, seq_id=7)
         assert only(manager).pool.num_free_blocks == 0
         manager.free(thief)
@@ -494,7 +495,7 @@ class TestPins:
         manager.free(allocate(manager, 12, seq_id=7))
         assert manager.pins.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8, num_cached_tokens=4)
         manager.free(self.compute(manager, list(range(8)), seq_id=8))
-        manager.check([])
+        check_blocks(manager, [])
         assert only(manager).pool.num_used_blocks == 2
 
     def test_the_same_prefix_again_has_its_new_time(self) -> None:
@@ -515,7 +516,7 @@ class TestPins:
         )
         assert manager.pins.pin([9] * 8, PLAIN, until=1.0).num_tokens == 0
         assert manager.pins.pin(list(range(16)), PLAIN, until=1.0).num_tokens == 16
-        manager.check([])
+        check_blocks(manager, [])
 
     def test_what_is_shorter_than_a_block_cannot_be_pinned(self) -> None:
         manager = make_manager()

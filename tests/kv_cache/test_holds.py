@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.cache_key import PLAIN
+from tests.fakes.accounting import check_blocks
 from tests.fakes.block_manager import allocate, make_manager
 
 
@@ -12,7 +13,7 @@ def test_blocks_of_a_fetch_stay_used_until_it_has_ended() -> None:
     table = manager.block_ids(sequence)[0]
     assert manager.begin_fetch(3, sequence, 1, 2) == [table[1:3]]
     manager.free(sequence)
-    manager.check([])
+    check_blocks(manager, [])
     assert manager.num_used_blocks == 2
     assert manager.end_fetch(3) == 12
     assert manager.num_used_blocks == 0
@@ -28,8 +29,8 @@ def test_found_blocks_stay_used_until_their_event() -> None:
     assert manager.holds.hold_found("x", b"unknown", [True]) is None
     assert manager.holds.hold_found("x", b"unknown", [False]) == [0]
     manager.free(sequence)
-    manager.check([])
+    check_blocks(manager, [])
     assert (manager.num_used_blocks, manager.reset_prefix_cache()) == (2, False)
     manager.holds.end("x")
-    manager.check([])
+    check_blocks(manager, [])
     assert manager.num_used_blocks == 0

@@ -8,6 +8,7 @@ from octavo.core.cache_limits import GroupLimits
 from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.pins import Pins
+from tests.fakes.accounting import check_pins, check_pool
 from tests.fakes.block_manager import cached
 
 
@@ -17,8 +18,8 @@ def group(num_blocks: int, index: int = 0) -> GroupCache:
 
 
 def checked(pool: BlockPool, pins: Pins) -> None:
-    pins.check()
-    pool.check(dict.fromkeys(pins.blocks_of(0), 1))
+    check_pins(pins)
+    check_pool(pool, dict.fromkeys(pins.blocks_of(0), 1))
 
 
 def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
@@ -30,7 +31,7 @@ def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
     assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first], 1)
     second = cached(pool, b"12")
     with pytest.raises(AssertionError, match="not held"):
-        pins.check()
+        check_pins(pins)
     pins.hold(b"12")
     pins.hold(b"13")  # nobody wants it
     assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first, second], 2)
@@ -93,6 +94,6 @@ def test_a_prefix_is_held_where_every_group_has_it() -> None:
     cached(pools[1], b"1")
     pins.hold(b"1")
     assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (3, 1)
-    pins.check()
+    check_pins(pins)
     assert pins.clear() == 3
     assert [pool.num_used_blocks for pool in pools] == [0, 0]

@@ -11,6 +11,7 @@ from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.retention import SlidingWindow
+from tests.fakes.accounting import check_blocks
 from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
 
@@ -68,7 +69,7 @@ def test_blocks_go_when_their_last_token_leaves_the_window() -> None:
         sequence.num_computed_tokens = end
         manager.release_unseen([sequence])
         assert table(manager, sequence).count(0) == (1 if end - 1 - 6 + 1 >= BLOCK else 0)
-    manager.check([sequence])
+    check_blocks(manager, [sequence])
 
 
 def test_what_was_let_go_stays_findable_until_its_block_is_needed() -> None:
@@ -82,7 +83,7 @@ def test_what_was_let_go_stays_findable_until_its_block_is_needed() -> None:
     manager.allocate(others, 12, PrefixHit())
     assert only(manager).pool.find(manager.digests(sequence)[0]) is None
     assert only(manager).pool.find(manager.digests(sequence)[1]) is not None
-    manager.check([sequence, others])
+    check_blocks(manager, [sequence, others])
 
 
 def test_admission_asks_for_what_is_held_at_once() -> None:
@@ -107,7 +108,7 @@ def test_a_hit_costs_the_blocks_that_are_seen() -> None:
     manager.allocate(group.live[0], 48, hit)
     assert hit.num_tokens == 40
     assert only(manager).pool.num_used_blocks == 4
-    manager.check([group.live[0]])
+    check_blocks(manager, [group.live[0]])
 
 
 def test_forks_and_copies_leave_null_blocks_alone() -> None:
@@ -120,7 +121,7 @@ def test_forks_and_copies_leave_null_blocks_alone() -> None:
     growth = manager.append_slots(child, 22, 23)
     assert growth is not None
     assert growth.copies == [BlockCopy(shared, growth.changes[0].block_ids[0])]
-    manager.check([parent, child])
+    check_blocks(manager, [parent, child])
     assert manager.num_blocks_used_by_others([parent]) == 1  # those that both see, up to the one that was copied
     manager.free(parent)
     manager.free(child)
@@ -135,12 +136,12 @@ def test_only_what_is_seen_is_swapped_out_and_in() -> None:
     out = manager.swap_out([sequence])
     assert len(out) == 2
     assert 0 not in {copy.source for copy in out} | {copy.target for copy in out}
-    manager.check([], [sequence])
+    check_blocks(manager, [], [sequence])
     assert manager.swap_space.num_blocks_to_swap_in([sequence]) == [2]
     back = manager.swap_in([sequence])
     assert sorted(copy.source for copy in back) == sorted(copy.target for copy in out)
     assert table(manager, sequence).count(0) == 5
     manager.publish(sequence, group.request.cache_key)
-    manager.check([sequence])
+    check_blocks(manager, [sequence])
     manager.free(sequence)
     assert only(manager).host_pool.num_used_blocks == 0

@@ -12,6 +12,7 @@ from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.retention import States
+from tests.fakes.accounting import check_blocks
 from tests.fakes.engine import make_request
 
 BLOCK = 4
@@ -69,7 +70,7 @@ def test_a_sequence_keeps_its_last_state_and_snapshots_are_released_behind_it() 
     sequence = compute(manager, request(range(43)), [43])
     assert states(manager, sequence) == [10]
     assert manager.groups[1].pool.num_used_blocks == 1
-    manager.check([sequence])
+    check_blocks(manager, [sequence])
     # every 16 tokens, and the last full block before the last token of the prompt
     assert found(manager, sequence) == [4, 8, 10]
 
@@ -103,7 +104,7 @@ def test_the_state_behind_a_prefix_whose_keys_were_evicted_is_evicted_before_old
     kept.give_up()
     # nothing could find the state behind block 10, though it was used last
     assert [i for i, each in enumerate(digests, 1) if kept.find(each) is not None] == [4, 8]
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_a_prompt_that_parts_from_another_leaves_a_snapshot_there_for_the_next() -> None:
@@ -159,10 +160,10 @@ def test_a_swapped_sequence_takes_its_last_state_along() -> None:
     sequence.pause(22)
     out = manager.swap_out([sequence])
     assert [copy.group for copy in out].count(1) == 1
-    manager.check([], [sequence])
+    check_blocks(manager, [], [sequence])
     manager.swap_in([sequence])
     assert states(manager, sequence) == [5]
-    manager.check([sequence])
+    check_blocks(manager, [sequence])
 
 
 def test_snapshots_leave_a_block_for_each_other_sequence() -> None:
@@ -183,7 +184,7 @@ def test_a_pin_has_a_snapshot_at_its_end() -> None:
     assert found(manager, sequence) == [3, 5]
     assert manager.pins.pin(tokens[:12], request(tokens).request.cache_key, 1e9).num_cached_tokens == 12
     manager.free(sequence)
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_what_the_full_layers_have_lost_goes_first_among_states() -> None:

@@ -8,6 +8,7 @@ from octavo.core.cache_key import PLAIN
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
+from tests.fakes.accounting import check_blocks
 from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
 
@@ -40,7 +41,7 @@ def test_a_shared_block_moves_once_and_its_next_writers_copy_it() -> None:
     assert manager.swap_space.num_blocks_to_swap_in(sequences) == [4]
     assert len(manager.swap_in(sequences)) == 2
     assert only(manager).host_pool.num_used_blocks == 0
-    manager.check(sequences)
+    check_blocks(manager, sequences)
     for sequence in sequences:
         assert manager.append_slots(sequence, 6, 7) is not None
     assert only(manager).pool.num_used_blocks == 4

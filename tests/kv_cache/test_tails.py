@@ -10,6 +10,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_hash import extend_chain, next_digest
 from octavo.kv_cache.block_manager import BlockManager
+from tests.fakes.accounting import check_blocks, check_scheduler
 from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -67,7 +68,7 @@ def test_a_tail_is_found_as_a_beginning_and_never_as_a_full_block() -> None:
     hit = find(manager, [*range(12), 50])
     assert (hit.num_blocks, hit.num_copied_tokens) == (2, 2)
     manager.free(sequence)
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_a_prompt_that_is_not_computed_or_fills_its_blocks_has_no_tail() -> None:
@@ -80,7 +81,7 @@ def test_a_prompt_that_is_not_computed_or_fills_its_blocks_has_no_tail() -> None
     assert only(manager).pool.find(manager.transfer_digests(sequence, PLAIN)[-1]) is None
     full = compute(manager, list(range(20, 28)), 2)
     assert only(manager).pool.find(manager.transfer_digests(full, PLAIN)[-1]) == table(manager, full)[1]
-    manager.check([sequence, full])
+    check_blocks(manager, [sequence, full])
 
 
 def test_several_tails_follow_one_prefix_and_the_longest_common_beginning_is_copied() -> None:
@@ -92,10 +93,10 @@ def test_several_tails_follow_one_prefix_and_the_longest_common_beginning_is_cop
     assert find(manager, [1, 2, 3, 4, 5, 0]).sources == [blocks[0]]
     for sequence in sequences:
         manager.free(sequence)
-    manager.check([])
+    check_blocks(manager, [])
     thief = Sequence(10, 0, [0] * 40, 40)
     manager.allocate(thief, 40, PrefixHit())
-    manager.check([thief])
+    check_blocks(manager, [thief])
     manager.free(thief)
     assert find(manager, [1, 2, 3, 4, 5, 6, 7, 8]).num_tokens == 0
 
@@ -107,7 +108,7 @@ def test_a_sequence_that_went_wrong_loses_its_tail() -> None:
     manager.pins.keep(names, 5.0)
     manager.invalidate(sequence, 4)
     assert [only(manager).pool.find(name) for name in names] == [table(manager, sequence)[0], None, None]
-    manager.check([sequence])
+    check_blocks(manager, [sequence])
 
 
 def test_a_pin_of_a_prompt_that_is_kept_never_shortens_another() -> None:
@@ -136,7 +137,7 @@ def test_a_kept_prompt_is_pinned_with_its_tail_and_the_next_one_computes_one_tok
     names = manager.transfer_digests(Sequence(99, 0, list(range(30)), 30), PLAIN)
     assert all(cache.pool.find(name) is not None for cache in manager.groups for name in names)
     assert manager.num_used_blocks == 8 * len(manager.groups)
-    core.scheduler.check()
+    check_scheduler(core.scheduler)
     assert isinstance(core.executor, HashExecutor)
     before = core.executor.num_computed_tokens
     again = make_request("b", range(30), max_tokens=1)

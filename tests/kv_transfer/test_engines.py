@@ -24,6 +24,7 @@ from octavo.core import frames, processes
 from octavo.core.messages import AddRequests, CoreReady, EngineCoreRequest, FromCore, StepOutputs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.engine_core import EngineCore
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected
 from tests.fakes.engine import make_request as make_fake_request
 from tests.fakes.linked_engines import step_until
@@ -74,7 +75,7 @@ class Woken:
         if self.event.is_set() or not (self.is_done or self.core.is_waiting):
             self.event.clear()
             self.seen.add(self.core.step().outputs)
-            self.core.scheduler.check()
+            check_scheduler(self.core.scheduler)
         else:
             time.sleep(0.001)
 

@@ -16,6 +16,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import build_scheduler
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Clock, Collected, make_request, make_settings
 from tests.fakes.executor import HashExecutor
 
@@ -98,7 +99,7 @@ class Driver:
     def step(self) -> list[EngineCoreOutput]:
         outputs = self.core.step().outputs
         self.seen.add(outputs)
-        self.core.scheduler.check()
+        check_scheduler(self.core.scheduler)
         return outputs
 
     def finish(self, until: Callable[[], bool] = lambda: False) -> None:

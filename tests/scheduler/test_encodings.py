@@ -11,6 +11,7 @@ from octavo.core.media import MediaInput
 from octavo.core.messages import EngineCoreRequest
 from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.allocation import Shortage
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import ENCODING, NUM_ENCODED
 
@@ -54,7 +55,7 @@ def test_a_request_holds_the_blocks_of_its_sound_once_however_many_sequences_it_
     most, seen = 0, Collected()
     while core.has_unfinished():
         seen.add(core.step().outputs)
-        core.scheduler.check()
+        check_scheduler(core.scheduler)
         most = max(most, used(core))
     assert most == NUM_BLOCKS
     assert num_written(core) == 1

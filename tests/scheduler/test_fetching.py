@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.sequence import SequenceStatus
 from octavo.engine.engine_core import EngineCore
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 from tests.fakes.prefix_source import ToySource
@@ -81,13 +82,13 @@ def test_blocks_of_an_aborted_request_stay_used_until_its_fetch_has_ended() -> N
     core.step()
     manager = core.scheduler.block_manager
     core.abort_requests(["a"])
-    core.scheduler.check()
+    check_scheduler(core.scheduler)
     assert manager.num_used_blocks == 8
     assert not core.reset_prefix_cache()
     while source.is_busy:
         core.step()
     assert manager.num_used_blocks == 0
-    core.scheduler.check()
+    check_scheduler(core.scheduler)
 
 
 def test_a_fetch_spoils_no_blocks_that_its_step_swaps_out() -> None:
@@ -122,7 +123,7 @@ def test_what_others_read_ends_when_nothing_else_can_run() -> None:
     first, second = make_request("a", range(30), max_tokens=2), make_request("b", range(10, 40), max_tokens=2)
     run(core, [first])
     source.hold(first, 1)
-    core.scheduler.check()
+    check_scheduler(core.scheduler)
     assert not core.reset_prefix_cache()
     assert run(core, [second]).token_ids == run_alone(second).token_ids
     assert not source.holders

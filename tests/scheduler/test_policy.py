@@ -22,6 +22,7 @@ from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.waiting_groups import WITH_ADAPTERS, WaitingGroups
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.block_manager import make_manager
 from tests.fakes.engine import Collected, make_core, make_request, make_settings, run, run_alone
 
@@ -40,7 +41,7 @@ class TestOrder:
         order = []
         while core.has_unfinished():
             order += [output.request_id for output in core.step().outputs if output.finished]
-            core.scheduler.check()
+            check_scheduler(core.scheduler)
         return order
 
     def test_priority_goes_by_number_and_then_by_arrival(self) -> None:

@@ -11,6 +11,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 
@@ -185,7 +186,7 @@ class TestPrefixCache:
             core.add_request(make_request(name, prompt, max_tokens=1))
             while core.has_unfinished():
                 collected.add(core.step().outputs)
-                core.scheduler.check()
+                check_scheduler(core.scheduler)
             return collected.finals[name].num_cached_tokens
 
         assert num_cached("first", [*range(8), 40]) == 0
@@ -389,7 +390,7 @@ class TestEnds:
         seen.add(core.step().outputs)
         assert group.refork_at is not None
         core.stop_sequence("a", 0)
-        core.scheduler.check()
+        check_scheduler(core.scheduler)
         run(core, collected=seen)
         alone = run_alone(request).token_ids["a"]
         assert [seen.token_ids["a"][index] for index in (1, 2)] == [alone[1], alone[2]]

@@ -21,6 +21,7 @@ from octavo.core.sequence import SequenceGroup
 from octavo.core.step import NewSequence, SchedulerOutput
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
 from tests.fakes.executor import ENCODING, NUM_ENCODED, STATE, HashExecutor
 from tests.fakes.listener import Mirror
@@ -360,7 +361,7 @@ class Schedules(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         if not hasattr(self, "core"):
             return
-        self.core.scheduler.check()
+        check_scheduler(self.core.scheduler)
         self.mirror.check(self.core.scheduler.block_manager)
         # the classic policy lets others pass who waits for an adapter, without a bound
         if self.options["enable_chunked_prefill"]:
@@ -404,7 +405,7 @@ class Schedules(RuleBasedStateMachine):
             self.source.release()
         while self.source is not None and (self.source.is_busy or self.source.holders):
             self._step()
-        scheduler.check()
+        check_scheduler(scheduler)
         assert not block_manager.tables
         assert block_manager.num_used_blocks == block_manager.num_used_host_blocks == 0
         assert not registry.groups
@@ -500,7 +501,7 @@ def test_a_batch_under_pressure_gives_what_each_request_gives_alone(
         if not core.has_unfinished():
             break
         seen.add(core.step().outputs)
-        core.scheduler.check()
+        check_scheduler(core.scheduler)
     for request in requests:
         name = request.request_id
         if core.scheduler.refusal(request) is None:

@@ -16,6 +16,7 @@ from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
+from tests.fakes.accounting import check_scheduler
 from tests.simulate.parts import make_costs, make_settings
 
 DIGESTS = [b"1", b"2", b"3", b"4"]
@@ -100,7 +101,7 @@ def replicas_after(trace: Trace, keep_s: float = 30.0) -> list[SimulatedReplica]
     split = {"make_split": lambda dispatch, clock: make_split(dispatch, RoundRobin(), clock=clock)}
     Cluster(trace, replicas, RoundRobin(), **split).run()  # type: ignore[arg-type]
     for replica in replicas:
-        replica.scheduler.check()
+        check_scheduler(replica.scheduler)
         assert replica.num_open == 0
     return replicas
 

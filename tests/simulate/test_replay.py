@@ -18,6 +18,7 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
 from octavo.simulate.replay import Replay, read_recording
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import make_request
 from tests.fakes.executor import HashExecutor
 
@@ -91,7 +92,7 @@ def test_a_replay_plans_the_same_steps(tmp_path: Path, depth: int, preemption_mo
     replay = Replay(tmp_path / "run")
     assert [step.step for step in replay.steps()] == recorded
     assert replay.num_requests == 25
-    replay.scheduler.check()
+    check_scheduler(replay.scheduler)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -101,7 +102,7 @@ def test_a_replay_heeds_pins(tmp_path: Path, depth: int) -> None:
     assert recorded != without, "the pins of this run change nothing"
     replay = Replay(tmp_path / "run")
     assert [step.step for step in replay.steps()] == recorded
-    replay.scheduler.check()
+    check_scheduler(replay.scheduler)
     # without the pins it goes another way
     events = [event for event in read_recording(tmp_path / "run") if not isinstance(event, Pinned | Unpinned)]
     (tmp_path / "other").write_bytes(b"".join(map(frames.pack, events)))

@@ -21,6 +21,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.worker.launching import LaunchingRunner
 from octavo.worker.model_runner import ModelRunner
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
+from tests.fakes.accounting import check_scheduler
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.vision import image, make_vision_checkpoint
@@ -149,7 +150,7 @@ def test_requests_that_are_aborted_with_steps_in_flight_change_no_other_token_an
                 engine.add_request(name, *requests[name])
             for _ in range(num_steps):
                 found.update({each.request_id: each.outputs for each in engine.step()})
-                core.scheduler.check()
+                check_scheduler(core.scheduler)
             assert not aborted or len(core._in_flight) == 2
             engine.abort_request(aborted)
 
