@@ -32,7 +32,6 @@ from octavo.core.messages import (
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.resume import ResumedSequence
 from octavo.engine.control_calls import OpenCalls
-from octavo.engine.metric_views import Counts
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas
 from octavo.errors import EngineDeadError, EngineRestartingError, OctavoError, RequestFailed
@@ -43,8 +42,8 @@ STATS_INTERVAL_S: Final = 0.5
 MOST_UNREAD_BYTES: Final = 64 << 20
 """Outputs that may wait for a server to read them; then it counts as hung."""
 
-COUNTS_S: Final = 1.0
-"""How long a server may take to send its counts."""
+ANSWER_S: Final = 1.0
+"""How long a server may take to answer another one."""
 
 
 class Attached(msgspec.Struct, kw_only=True, tag="attached"):
@@ -64,7 +63,9 @@ class ReplicaOutputs(msgspec.Struct, tag="replica"):
 
 
 FromHub = Attached | ReplicaOutputs | Call | CallResult | CoreFailed
-"""What a server gets. The one call is `counts`: it returns the counts of its own metrics."""
+"""What a server gets. The calls are `OF_OTHERS`, of other servers."""
+OF_OTHERS: Final = ("counts", "abort")
+"""Calls that other servers answer: `counts` with those of their metrics, `abort` with how many requests it ended."""
 
 ToHub = AddRequests | AbortRequests | StopSequence | Call | CallResult | Shutdown
 
@@ -239,16 +240,16 @@ class Hub:
             case "drain":
                 number, stops = call.arguments
                 return await self._replicas.drain(number, stops=bool(stops))  # type: ignore[arg-type]
-            case "counts":
-                return await self._counts_of_others(link)
+            case method if method in OF_OTHERS:
+                return await self._answers_of_others(call, link)
         return await self._replicas.call(call.method, *call.arguments)
 
-    async def _counts_of_others(self, link: _Link) -> list[Counts]:
-        """Return the counts of all other servers; those of one that does not respond in time are left out."""
+    async def _answers_of_others(self, call: Call, link: _Link) -> list[Any]:
+        """Return the answers of all other servers; that of one that does not respond in time is left out."""
         others = [other for other in self._links if other is not link]
-        asked = [asyncio.create_task(other.calls.make(other.send, "counts", ())) for other in others]
+        asked = [asyncio.create_task(other.calls.make(other.send, call.method, call.arguments)) for other in others]
         if asked:
-            await asyncio.wait(asked, timeout=COUNTS_S)
+            await asyncio.wait(asked, timeout=ANSWER_S)
         for each in asked:
             each.cancel()
         return [each.result() for each in asked if each.done()]

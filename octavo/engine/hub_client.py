@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import reduce
 from operator import add
 
@@ -23,6 +23,7 @@ from octavo.errors import EngineDeadError
 
 class HubClient(CallingClient):
     """The cores, through the hub. counts: returns the counts of this server's metrics, which the others add to theirs.
+    abort: ends the open requests of this server that clients call so, or all without names, and returns how many.
 
     ready, roles, can_grow: as of `Replicas`.
     """
@@ -33,6 +34,7 @@ class HubClient(CallingClient):
         self.can_grow = attached.can_grow
         self.roles: dict[int, str | None] = {each.number: each.role for each in attached.states}
         self.counts: Callable[[], Counts] = list
+        self.abort: Callable[[list[str]], Awaitable[int]]
         self._states = {each.number: each for each in attached.states}
         self._retired = SchedulerStats(num_ready=0)
         self._decoder = msgspec.msgpack.Decoder(FromHub)
@@ -76,8 +78,9 @@ class HubClient(CallingClient):
                     await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
                 case CallResult() as result:
                     self._calls.resolve(result, _error_of)
-                case Call(call_id):
-                    self._write(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(self.counts()))))
+                case Call(call_id, method, arguments):
+                    value = self.counts() if method == "counts" else await self.abort([*map(str, arguments)])
+                    self._write(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(value))))
                 case CoreFailed() as failure:
                     self._die(failure.message)
         assert self._error is not None
@@ -94,6 +97,10 @@ class HubClient(CallingClient):
     async def counts_of_others(self) -> list[Counts]:
         """Return the counts of the other servers' metrics."""
         return msgspec.convert(await self.call("counts"), list[Counts])
+
+    async def abort_at_others(self, names: list[str]) -> int:
+        """End open requests of the other servers, as `abort` does here; return how many."""
+        return sum(msgspec.convert(await self.call("abort", *names), list[int]))
 
     async def shutdown(self) -> None:
         """Close the connection; the hub ends the requests. Idempotent."""

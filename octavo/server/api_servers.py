@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 import msgspec
@@ -29,6 +30,7 @@ from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import loading_app
 from octavo.server.connections import CLOSING_S
+from octavo.server.routes.control import abort_own
 from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, run_to_exit_code, serve_on
 from octavo.server.sockets import bind
 
@@ -207,7 +209,8 @@ def serve_one() -> int:
     async def start(config: EngineConfig) -> Replicas:
         client = await HubClient.connect(connection)
         client.counts = lambda: app.context.llm.metrics.counts()
-        app.context.counts_of_others = client.counts_of_others
+        client.abort = partial(abort_own, app.context)
+        app.context.counts_of_others, app.context.abort_at_others = client.counts_of_others, client.abort_at_others
         return cast("Replicas", client)
 
     app.context.is_first = setup.number == 0

@@ -52,6 +52,8 @@ class ServerContext:
     """Whether this server prints its address, and logs the load: the first of several API servers does."""
     counts_of_others: Callable[[], Awaitable[list[Counts]]] | None = None
     """Returns the counts of the other API servers' metrics, where there are any."""
+    abort_at_others: Callable[[list[str]], Awaitable[int]] | None = None
+    """Ends requests of the other API servers, as `abort_own` does here."""
 
     _model: ModelConfig | None = None
     _llm: AsyncLLM | None = None

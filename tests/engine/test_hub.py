@@ -155,6 +155,15 @@ async def test_metrics_are_those_of_all_servers(tmp_path: Path) -> None:
         await eventually(lambda: first.stats == second.stats)
         text = first.metrics.render(others=await client.counts_of_others()).decode()
         assert first.metrics.render(vllm_names=True, others=await client.counts_of_others()).count(b"vllm:") > 10
+        aborted: list[list[str]] = []
+
+        async def abort(names: list[str]) -> int:
+            aborted.append(names)
+            return 2
+
+        cast("HubClient", second._client).abort = abort
+        assert await client.abort_at_others(["a", "b"]) == 2
+        assert aborted == [["a", "b"]]
         alone = second.metrics.render().decode()
         assert _value(text, "octavo:request_prompt_tokens_count") == 4
         assert _value(alone, "octavo:request_prompt_tokens_count") == 1

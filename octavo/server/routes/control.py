@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json
-from octavo.server.errors import ApiError
 from octavo.server.generation import names_of
 
 
@@ -40,21 +39,18 @@ class WorldSize(Struct, frozen=True):
 
 
 async def abort_requests(context: ServerContext, request: Request) -> RequestsAborted:
-    """End open requests, each with what there is of it. Raises ApiError where other servers have some of them."""
-    asked = await read_json(request, AbortRequest)
-    if context.counts_of_others is not None:
-        raise ApiError(
-            409,
-            "this is one of several API servers, which may not have the request; end a request by closing its "
-            "connection, and all of them by POST /pause with mode=abort and POST /resume",
-            code="several_servers",
-        )
-    request_ids = list(context.engine_ids)
-    if asked.request_ids:
-        names = {*asked.request_ids}
-        request_ids = [each for each in request_ids if names & names_of(each)]
-    await context.llm.abort(request_ids)
-    return RequestsAborted(len(request_ids))
+    """End open requests, each with what there is of it; those of other API servers, too."""
+    names = (await read_json(request, AbortRequest)).request_ids
+    num_elsewhere = 0 if context.abort_at_others is None else await context.abort_at_others(names)
+    return RequestsAborted(num_elsewhere + await abort_own(context, names))
+
+
+async def abort_own(context: ServerContext, names: list[str]) -> int:
+    """End the requests of this server that clients call so, or all without names; return how many."""
+    request_ids = [each for each in context.engine_ids if not names or names_of(each).intersection(names)]
+    if request_ids:  # else another server may ask while this one has no engine yet
+        await context.llm.abort(request_ids)
+    return len(request_ids)
 
 
 async def world_size(context: ServerContext, request: Request) -> WorldSize:

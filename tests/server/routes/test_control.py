@@ -31,10 +31,16 @@ def test_open_requests_are_ended_by_the_ids_of_responses_or_all_at_once(server: 
     eventually(lambda: not server.http.context.engine_ids)
 
 
-def test_one_of_several_servers_does_not_end_what_others_have(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.http.context, "counts_of_others", list)
-    answer = ask(server.url, "/abort_requests", {})
-    assert (answer.status, answer.error["code"]) == (409, "several_servers")
+def test_requests_of_other_servers_are_ended_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    async def abort(names: list[str]) -> int:
+        asked.append(names)
+        return 3
+
+    monkeypatch.setattr(server.http.context, "abort_at_others", abort)
+    assert ask(server.url, "/abort_requests", {"request_ids": ["cmpl-r0"]}).json["aborted"] == 3
+    assert asked == [["cmpl-r0"]]
 
 
 def test_ranks_are_counted_and_media_forgotten(server: Served) -> None:
