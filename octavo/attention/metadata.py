@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
 from operator import attrgetter, is_
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -32,32 +31,6 @@ class AttentionMetadata(TokenRows):
         """Return metadata without rows: `slots`, int64 [vectors], are written and nothing is read."""
         none = slots.new_zeros(1, dtype=torch.int32)
         return cls(none, none[:0], none[:0].view(0, 0), slots, block_size, (), ())
-
-    @classmethod
-    def build(
-        cls,
-        query_lengths: Sequence[int],
-        lengths: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        block_size: int,
-    ) -> AttentionMetadata:
-        """Build all tensors from plain rows; `block_tables[i]` covers `lengths[i]` tokens and may be longer."""
-        width = max((len(table) for table in block_tables), default=0)
-        padded = [[*table, *(0,) * (width - len(table))] for table in block_tables]
-        slots = [
-            table[position // block_size] * block_size + position % block_size
-            for queries, length, table in zip(query_lengths, lengths, block_tables, strict=True)
-            for position in range(length - queries, length)
-        ]
-        return cls(
-            query_starts=torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32),
-            sequence_lengths=torch.tensor(lengths, dtype=torch.int32),
-            block_tables=torch.tensor(padded, dtype=torch.int32).view(len(padded), width),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64),
-            block_size=block_size,
-            query_lengths=query_lengths,
-            lengths=lengths,
-        )
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return `compute()` the first time that `key` is given in this step, the same object afterwards.

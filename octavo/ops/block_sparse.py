@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.recurrent import TokenRows
+from octavo.ops.recurrent import TokenRows, trial_on_copy
 from octavo.ops.registry import Operator
 from octavo.ops.stored_rows import Empty, StoredSequence, example_rows, stored_sequences
 
@@ -230,21 +230,7 @@ def _chosen_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield q, k, v, cache, rows, chosen, 0.25
 
 
-def _chosen_trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the result and the cache that it leaves."""
-    q, k, v, cache, *others = arguments
-    kept = cache.clone()
-    return implementation(q, k, v, kept, *others), kept
-
-
-def _trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the result and the cache that it leaves."""
-    q, k, v, small, cache, rows, by = arguments
-    kept = cache.clone()
-    return implementation(q, k, v, small, kept, rows, by), kept
-
-
 OPERATORS = (
-    Operator("block_sparse_attention", block_sparse_attention, _examples, trial=_trial),
-    Operator("attend_chosen_keys", attend_chosen_keys, _chosen_examples, trial=_chosen_trial),
+    Operator("block_sparse_attention", block_sparse_attention, _examples, trial=trial_on_copy),
+    Operator("attend_chosen_keys", attend_chosen_keys, _chosen_examples, trial=trial_on_copy),
 )

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.recurrent import TokenRows
+from octavo.ops.recurrent import TokenRows, trial_on_copy
 from octavo.ops.registry import Operator
 from octavo.ops.stored_rows import example_rows, stored_sequences
 
@@ -210,19 +210,7 @@ def _attended(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield each.q, each.latents, each.cache, each.rows, chosen, 0.2, torch.linspace(-1.0, 2.0, each.q[0].shape[1])
 
 
-def _trial_choice(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    small, cache, *others = arguments
-    kept = cache.clone()
-    return implementation(small, kept, *others), kept
-
-
-def _trial(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    q, latents, cache, *others = arguments
-    kept = cache.clone()
-    return implementation(q, latents, kept, *others), kept
-
-
 OPERATORS = (
-    Operator("choose_tokens", choose_tokens, _choices, trial=_trial_choice),
-    Operator("attend_chosen", attend_chosen, _attended, trial=_trial),
+    Operator("choose_tokens", choose_tokens, _choices, trial=trial_on_copy),
+    Operator("attend_chosen", attend_chosen, _attended, trial=trial_on_copy),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.ops.norm import rms_norm
 from octavo.ops.registry import Operator
-from octavo.ops.streams import PIECE, in_pieces
+from octavo.ops.streams import PIECE, in_pieces, normal, sigmoid
 
 
 class Mixing(NamedTuple):
@@ -32,7 +32,7 @@ class Mixing(NamedTuple):
 
 def stream_weights(products: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:
     """Return `sigmoid(products · scale + base) + eps`, float32 [tokens, n]; scale is [1], base [n]."""
-    return _sigmoid(products * scale + base) + eps
+    return sigmoid(products * scale + base) + eps
 
 
 def stream_mixing(products: Tensor, scale: Tensor, base: Tensor, rounds: int, eps: float) -> Mixing:
@@ -51,7 +51,7 @@ def stream_mixing(products: Tensor, scale: Tensor, base: Tensor, rounds: int, ep
     for _ in range(rounds - 1):
         mix = mix / (mix.sum(-1, keepdim=True) + eps)
         mix = mix / (mix.sum(-2, keepdim=True) + eps)
-    written = 2 * _sigmoid(write * scale[1] + write_base)
+    written = 2 * sigmoid(write * scale[1] + write_base)
     return Mixing(stream_weights(read, scale[:1], read_base, eps), written, mix)
 
 
@@ -101,57 +101,48 @@ def mixed_streams(x: Tensor, out: Tensor, write: Tensor, mix: Tensor) -> Tensor:
     return total.flatten(1).to(x.dtype)
 
 
-def _sigmoid(x: Tensor) -> Tensor:
-    # torch's own rounds an element at the end of a tensor in another way than those before it
-    return 1.0 / (1.0 + torch.exp(-x))
-
-
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def weight_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
     """Yield one token and several. The weights are float32 for every type of model."""
     for tokens, count in ((1, 4), (9, 3)):
-        yield _normal(tokens, count), torch.tensor([0.7]), _normal(count), 1e-6
+        yield normal(tokens, count), torch.tensor([0.7]), normal(count), 1e-6
 
 
 def mixing_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, int, float]]:
     """Yield the same with matrices."""
     for tokens, count, rounds in ((1, 4, 20), (9, 3, 1)):
         outputs = count * (count + 2)
-        yield _normal(tokens, outputs), torch.tensor([0.7, 1.2, 0.9]), _normal(outputs), rounds, 1e-6
+        yield normal(tokens, outputs), torch.tensor([0.7, 1.2, 0.9]), normal(outputs), rounds, 1e-6
 
 
 def plain_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float, float]]:
     """Yield the same without matrices."""
     for tokens, count in ((1, 4), (9, 3)):
-        yield _normal(tokens, 2 * count), torch.tensor([0.7, 1.2]), _normal(2 * count), 2.5, 1e-6
+        yield normal(tokens, 2 * count), torch.tensor([0.7, 1.2]), normal(2 * count), 2.5, 1e-6
 
 
 def norm_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
     """Yield one token and several, of widths that fill vectors and do not."""
     for tokens, width in ((1, 128), (9, 111)):
-        yield _normal(tokens, width).to(dtype), _normal(width), 1e-5
+        yield normal(tokens, width).to(dtype), normal(width), 1e-5
 
 
 def repeated_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
     """Yield one token and several."""
     for tokens, dim, count in ((1, 32, 4), (9, 37, 3)):
-        yield _normal(tokens, dim).to(dtype), count
+        yield normal(tokens, dim).to(dtype), count
 
 
 def stream_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one token and several pieces, and streams that fill no vector."""
     for tokens, count, dim in ((1, 4, 32), (2 * PIECE + 1, 3, 37)):
-        yield _normal(tokens, count * dim).to(dtype), _normal(tokens, count)
+        yield normal(tokens, count * dim).to(dtype), normal(tokens, count)
 
 
 def mixed_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield the same with a block's output and a matrix."""
     for x, weights in stream_examples(dtype):
         tokens, count = weights.shape
-        yield x, x[:, : x.shape[1] // count] * 0.5, weights, _normal(tokens, count, count)
+        yield x, x[:, : x.shape[1] // count] * 0.5, weights, normal(tokens, count, count)
 
 
 OPERATORS = (

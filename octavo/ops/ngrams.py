@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.recurrent import TokenRows, convolution_examples, state_rows
+from octavo.ops.recurrent import TokenRows, convolution_examples, state_rows, trial_on_copy
 from octavo.ops.registry import Operator
-from octavo.ops.streams import PIECE, in_pieces
+from octavo.ops.streams import PIECE, in_pieces, row_sums, sigmoid
 
 MOST_TOKENS: Final = 1 << 24
 """A state is float32, in which ids up to this one are exact."""
@@ -52,7 +51,7 @@ def dilated_convolution(x: Tensor, weight: Tensor, dilation: int, states: Tensor
         total = inputs[:count] * taps[0]
         for place, tap in enumerate(taps[1:], 1):
             total = total + inputs[place * dilation : place * dilation + count] * tap
-        out[row.tokens] = (total * _sigmoid(total)).to(x.dtype)
+        out[row.tokens] = (total * sigmoid(total)).to(x.dtype)
         for token, block in row.kept:
             states[block] = inputs[token + 1 : token + 1 + (len(taps) - 1) * dilation].flatten()
     return out
@@ -66,18 +65,9 @@ def agreeing_values(keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """
     dim = values.shape[1]
     products = (keys.float() * queries.float()).view(len(values), -1, dim)
-    products = F.pad(products, (0, (1 << (dim - 1).bit_length()) - dim))
-    while products.shape[2] > 1:
-        left, right = products.chunk(2, 2)
-        products = left + right
-    agreement = products * dim**-0.5
+    agreement = row_sums(products) * dim**-0.5
     roots = agreement.abs().clamp(min=_LEAST).sqrt() * agreement.sign()
-    return (_sigmoid(roots) * values.float()[:, None]).flatten(1).to(values.dtype)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    # torch's own rounds an element at the end of a tensor in another way than those before it
-    return 1.0 / (1.0 + torch.exp(-x))
+    return (sigmoid(roots) * values.float()[:, None]).flatten(1).to(values.dtype)
 
 
 def _token_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -94,13 +84,6 @@ def _dilated_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield x, weight[:2].contiguous(), 2, states, metadata
 
 
-def _on_copy(implementation: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the result and the states that it leaves."""
-    *others, states, metadata = arguments
-    kept = states.clone()
-    return implementation(*others, kept, metadata), kept
-
-
 def _value_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield one token and several pieces, and streams that fill no vector."""
     generator = torch.Generator().manual_seed(2)
@@ -110,7 +93,7 @@ def _value_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor
 
 
 OPERATORS = (
-    Operator("previous_tokens", previous_tokens, _token_examples, trial=_on_copy),
-    Operator("dilated_convolution", dilated_convolution, _dilated_examples, trial=_on_copy),
+    Operator("previous_tokens", previous_tokens, _token_examples, trial=trial_on_copy),
+    Operator("dilated_convolution", dilated_convolution, _dilated_examples, trial=trial_on_copy),
     Operator("agreeing_values", agreeing_values, _value_examples),
 )

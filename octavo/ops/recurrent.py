@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops.registry import Operator
+from octavo.ops.streams import normal
 
 Limits = tuple[float, float]
 NO_LIMITS: Final[Limits] = (0.0, float("inf"))
@@ -54,6 +55,32 @@ class TokenRows:
     """[rows] on the host: `sequence_lengths` as plain numbers."""
     num_guesses: Sequence[int] = ()
     """[rows] on the host: how many last tokens of each row are guesses, in a group with states; empty for none."""
+
+    @classmethod
+    def build(
+        cls,
+        query_lengths: Sequence[int],
+        lengths: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+    ) -> Self:
+        """Build all tensors from plain rows; `block_tables[i]` covers `lengths[i]` tokens and may be longer."""
+        width = max((len(table) for table in block_tables), default=0)
+        padded = [[*table, *(0,) * (width - len(table))] for table in block_tables]
+        slots = [
+            table[position // block_size] * block_size + position % block_size
+            for queries, length, table in zip(query_lengths, lengths, block_tables, strict=True)
+            for position in range(length - queries, length)
+        ]
+        return cls(
+            query_starts=torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32),
+            sequence_lengths=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=torch.tensor(padded, dtype=torch.int32).view(len(padded), width),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64),
+            block_size=block_size,
+            query_lengths=query_lengths,
+            lengths=lengths,
+        )
 
 
 def short_convolution(
@@ -293,28 +320,15 @@ def _example_rows(values: int) -> Iterator[tuple[Tensor, TokenRows]]:
         ((1,), (1,), [[3]]),
         ((1, 21, 6), (18, 21, 22), [[4, 1, 8], [0, 2, 0], [5, 6, 7]]),
     ):
-        starts, ends, blocks = (
-            torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], lengths, tables)
-        )
-        slots = [
-            table[position // 8] * 8 + position % 8
-            for count, length, table in zip(counts, lengths, tables, strict=True)
-            for position in range(length - count, length)
-        ]
-        rows = TokenRows(starts, ends, blocks, torch.tensor(slots), 8, counts, lengths)
-        yield torch.randn(9, values, generator=generator), rows
-
-
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+        yield torch.randn(9, values, generator=generator), TokenRows.build(counts, lengths, tables, 8)
 
 
 def convolution_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield channels that fill no vector, with a bias and with gates."""
     for taps, channels in ((4, 37), (3, 160)):
         for states, metadata in _example_rows((taps - 1) * channels):
-            x, before, after = _normal(sum(metadata.query_lengths), 3 * channels).to(dtype).chunk(3, dim=1)
-            weight = _normal(taps, channels).to(dtype)
+            x, before, after = normal(sum(metadata.query_lengths), 3 * channels).to(dtype).chunk(3, dim=1)
+            weight = normal(taps, channels).to(dtype)
             yield x, weight, weight[0].contiguous(), states, metadata
             yield x, weight, None, states, metadata, (before, after)
 
@@ -325,13 +339,13 @@ def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         for states, metadata in _example_rows(heads * key_dim * value_dim):
             tokens = sum(metadata.query_lengths)
             sizes = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
-            parts = torch.split(_normal(tokens, sum(sizes)).to(dtype), sizes, dim=1)
-            step, beta = _normal(tokens, 2 * heads).to(dtype).chunk(2, dim=1)
+            parts = torch.split(normal(tokens, sum(sizes)).to(dtype), sizes, dim=1)
+            step, beta = normal(tokens, 2 * heads).to(dtype).chunk(2, dim=1)
             counts = key_heads, key_heads, heads
             views = [part.view(tokens, count, -1) for part, count in zip(parts, counts, strict=True)]
-            yield *views, step, beta, (_normal(heads), _normal(heads + 1)[:heads]), states, metadata
-            steps, biases = _normal(tokens, heads * key_dim).to(dtype), _normal(heads * key_dim)
-            yield *views, steps, beta, (_normal(heads), biases, _normal(heads).abs()), states, metadata
+            yield *views, step, beta, (normal(heads), normal(heads + 1)[:heads]), states, metadata
+            steps, biases = normal(tokens, heads * key_dim).to(dtype), normal(heads * key_dim)
+            yield *views, steps, beta, (normal(heads), biases, normal(heads).abs()), states, metadata
 
 
 def bounded_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -352,30 +366,31 @@ def scan_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield channels that fill no vector, and more than a task of a kernel has."""
     for channels, size in ((37, 4), (160, 16)):
         for states, metadata in _example_rows(size * channels):
-            parts = _normal(sum(metadata.query_lengths), 2 * (size + channels)).to(dtype)
-            numbers = _normal(size, channels).exp(), _normal(channels), _normal(channels + 1)[:channels]
+            parts = normal(sum(metadata.query_lengths), 2 * (size + channels)).to(dtype)
+            numbers = normal(size, channels).exp(), normal(channels), normal(channels + 1)[:channels]
             yield *torch.split(parts, [size, size, channels, channels], dim=1), numbers, states, metadata
 
 
 def gated_norm_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Yield one weight for all groups, and one for the whole row."""
-    x, gate = _normal(3, 96).to(dtype).chunk(2, dim=1)
-    yield x, gate, _normal(12).to(dtype), 1e-5, 12
-    yield x, gate, _normal(48).to(dtype), 1e-5, 24, True
+    x, gate = normal(3, 96).to(dtype).chunk(2, dim=1)
+    yield x, gate, normal(12).to(dtype), 1e-5, 12
+    yield x, gate, normal(48).to(dtype), 1e-5, 24, True
 
 
-def _on_copy(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the result and the states after it, without a change of the arguments."""
+def trial_on_copy(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the result and the states or the cache after it, which are the argument before the rows; it is not
+    changed."""
     place = next(i for i, each in enumerate(arguments) if isinstance(each, TokenRows)) - 1
-    states = arguments[place].clone()
-    return function(*arguments[:place], states, *arguments[place + 1 :]), states
+    kept = arguments[place].clone()
+    return function(*arguments[:place], kept, *arguments[place + 1 :]), kept
 
 
 OPERATORS = (
-    Operator("short_convolution", short_convolution, convolution_examples, trial=_on_copy),
-    Operator("gated_delta_rule", gated_delta_rule, delta_examples, trial=_on_copy),
-    Operator("bounded_delta_rule", bounded_delta_rule, bounded_examples, trial=_on_copy),
-    Operator("mamba2_scan", mamba2_scan, mamba2_examples, trial=_on_copy),
-    Operator("selective_scan", selective_scan, scan_examples, trial=_on_copy),
+    Operator("short_convolution", short_convolution, convolution_examples, trial=trial_on_copy),
+    Operator("gated_delta_rule", gated_delta_rule, delta_examples, trial=trial_on_copy),
+    Operator("bounded_delta_rule", bounded_delta_rule, bounded_examples, trial=trial_on_copy),
+    Operator("mamba2_scan", mamba2_scan, mamba2_examples, trial=trial_on_copy),
+    Operator("selective_scan", selective_scan, scan_examples, trial=trial_on_copy),
     Operator("gated_rms_norm", gated_rms_norm, gated_norm_examples),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from math import gcd
 from typing import TypeAlias
 
@@ -79,12 +78,4 @@ def example_rows(counts: tuple[int, ...], lengths: tuple[int, ...], block_size: 
     """Return the rows of a step, each with blocks of its own behind the null block."""
     most = -(-max(lengths) // block_size)
     tables = [[1 + most * row + each for each in range(most)] for row in range(len(counts))]
-    slots = [
-        table[place // block_size] * block_size + place % block_size
-        for table, count, length in zip(tables, counts, lengths, strict=True)
-        for place in range(length - count, length)
-    ]
-    starts, ends, blocks = (
-        torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], lengths, tables)
-    )
-    return TokenRows(starts, ends, blocks, torch.tensor(slots), block_size, counts, lengths)
+    return TokenRows.build(counts, lengths, tables, block_size)

@@ -98,21 +98,17 @@ def mean_stream(*parts: Tensor) -> Tensor:
 def largest_gates(x: Tensor, deviations: float) -> Tensor:
     """Return what x [tokens, dim] exceeds its row's mean and `deviations` standard deviations by, else 0."""
     wide, dim = x.float(), x.shape[1]
-    mean = _row_sums(wide) / dim
-    deviation = torch.sqrt(_row_sums((wide - mean) * (wide - mean)) / dim)
+    mean = row_sums(wide) / dim
+    deviation = torch.sqrt(row_sums((wide - mean) * (wide - mean)) / dim)
     return F.relu(wide - (mean + deviation * deviations)).to(x.dtype)
 
 
 def _of_one_size(parts: tuple[Tensor, ...]) -> Tensor:
     """Return float32 [tokens, n, dim]."""
     streams = torch.stack(parts, 1).float()
-    sizes = torch.sqrt(_mean_squares(streams))
+    sizes = torch.sqrt(row_sums(streams * streams) / streams.shape[-1])
     factors = sizes[:, :1] / sizes.clamp(min=LEAST_SQUARE**0.5)
     return torch.cat((streams[:, :1], streams[:, 1:] * factors[:, 1:]), 1)
-
-
-def _mean_squares(x: Tensor) -> Tensor:
-    return _row_sums(x * x) / x.shape[-1]
 
 
 def _products(states: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +120,7 @@ def _products(states: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-def _row_sums(x: Tensor) -> Tensor:
+def row_sums(x: Tensor) -> Tensor:
     """Return the sums [..., 1] over rows: halves are added until one element is left."""
     width = x.shape[-1]
     x = F.pad(x, (0, (1 << (width - 1).bit_length()) - width))
@@ -134,14 +130,21 @@ def _row_sums(x: Tensor) -> Tensor:
     return x
 
 
-def _normal(*shape: int) -> Tensor:
+def sigmoid(x: Tensor) -> Tensor:
+    """Return `1 / (1 + e^-x)`. Torch's own rounds an element at the end of a tensor in another way than those before
+    it."""
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def normal(*shape: int) -> Tensor:
+    """Return random numbers for examples, float32, the same for a shape each time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def predicted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield one token and several pieces, and streams that fill no vector."""
     for tokens, count, dim in ((1, 4, 32), (2 * PIECE + 1, 3, 37)):
-        yield _normal(tokens, count * dim).to(dtype), _normal(tokens, count), _normal(count * count, count).to(dtype)
+        yield normal(tokens, count * dim).to(dtype), normal(tokens, count), normal(count * count, count).to(dtype)
 
 
 def corrected_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, int]]:
