@@ -151,14 +151,8 @@ class CudaDevice(ReferenceDevice):
 
     def memory(self) -> DeviceMemory:
         available, total = torch.cuda.mem_get_info(self.torch_device)
-        return DeviceMemory(
-            total,
-            available,
-            "device",
-            is_host=False,
-            host_available=self._memory.available,
-            most_kv_bytes=None,
-        )
+        of_host = self._memory.available
+        return DeviceMemory(total, available, "device", is_host=False, host_available=of_host, most_kv_bytes=None)
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int

@@ -100,17 +100,15 @@ def linear(
     columns = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     width = N // 2 if IS_GATED else N
     inside = (rows < M)[:, None] & (columns < width)[None, :]
-    last = tl.minimum(chunk, K)
     HAS_LAST: tl.constexpr = IS_DEPENDENT and EVEN and GROUP == 0 and BM <= 16 and (IS_DIVIDED or CHUNKS == 1)
     LAST: tl.constexpr = (256 if IS_GATED else 512) if HAS_LAST else 0
     wait_for_earlier(IS_DEPENDENT and LAST == 0)
+    first = tl.program_id(2) * chunk if IS_DIVIDED else 0
+    sums, up = product(
+        x, weight, scales, rows, columns, row_stride, M, width, K, first, tl.minimum(first + chunk, K),
+        BM, BN, BK, EVEN, IS_GATED, GROUP, TYPE, LAST,
+    )  # fmt: skip
     if IS_DIVIDED:
-        first = tl.program_id(2) * chunk
-        last = tl.minimum(first + chunk, K)
-        sums, _ = product(
-            x, weight, scales, rows, columns, row_stride, M, width, K, first, last,
-            BM, BN, BK, EVEN, False, GROUP, TYPE, LAST,
-        )  # fmt: skip
         at = parts + rows[:, None] * width + columns[None, :]
         size = M.to(tl.int64) * width
         tl.store(at + tl.program_id(2) * size, sums, mask=inside)
@@ -122,10 +120,6 @@ def linear(
         for number in range(1, CHUNKS):
             sums += tl.load(at + number * size, mask=inside, other=0.0, cache_modifier=".cg")
     else:
-        sums, up = product(
-            x, weight, scales, rows, columns, row_stride, M, width, K, 0, last,
-            BM, BN, BK, EVEN, IS_GATED, GROUP, TYPE, LAST,
-        )  # fmt: skip
         for number in range(1, CHUNKS):  # products with a gate have one chunk
             first, last = number * chunk, tl.minimum((number + 1) * chunk, K)
             more, _ = product(

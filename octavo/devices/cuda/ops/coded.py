@@ -48,19 +48,15 @@ ZEROS: Final = {"none": 0, "zeros": 1, "minimums": 2}
 def tile_of(spec: CodeSpec, tokens: int) -> dict[str, int]:
     """Return the tile of a product, whose BM counts tokens, and the options of its launch."""
     planes = spec.activation_bits // 8
-    tile = _tile_of_codes(spec, tokens * planes)
+    rows, is_large = tokens * planes, tokens * planes > LARGE["BM"]
+    tile = OF_FACTORS if spec.super_group else LARGE
+    if rows <= MIDDLE["BM"]:
+        tile = SKINNY if rows <= SKINNY["BM"] else MIDDLE
+    elif is_large and not spec.group:
+        tile = WIDE
+    elif is_large and spec.is_float and spec.group == 32 and planes == 2:
+        tile = OF_FLOATS
     return {**tile, "BM": tile["BM"] // planes}
-
-
-def _tile_of_codes(spec: CodeSpec, rows: int) -> dict[str, int]:
-    for tile in (SKINNY, MIDDLE):
-        if rows <= tile["BM"]:
-            return tile
-    if rows > LARGE["BM"] and not spec.group:
-        return WIDE
-    if rows > LARGE["BM"] and spec.is_float and spec.group == 32 and spec.activation_bits == 16:
-        return OF_FLOATS
-    return OF_FACTORS if spec.super_group else LARGE
 
 
 def padded_inputs(spec: CodeSpec, inputs: int) -> int:
