@@ -33,7 +33,6 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, STAGES_OF_FEW, TILE, Division
 from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
 from octavo.devices.cuda.draws import BLOCKS, WARPS
-from octavo.devices.cuda.experts import LARGE, MIDDLE
 from octavo.devices.cuda.filtering import BLOCK, GROUP, REFINED, SEARCHED, STEPS
 from octavo.devices.cuda.kernels import (
     attention,
@@ -51,7 +50,7 @@ from octavo.devices.cuda.kernels import (
 from octavo.devices.cuda.ops.coded import QUANTIZED, ZEROS
 from octavo.devices.cuda.ops.coded import tile_of as coded_tile
 from octavo.devices.cuda.ops.elementwise import BLOCK as ELEMENTS
-from octavo.devices.cuda.ops.linear import AT_ONCE, tile_of
+from octavo.devices.cuda.ops.linear import AT_ONCE, LARGE, MIDDLE, tile_of
 from octavo.devices.cuda.ops.recurrent import CHANNELS, MATRIX, SCANNED, TOKENS
 from octavo.devices.cuda.runtime import OPTIONS, power_of_2
 from octavo.ops.coded import CodeSpec

@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton", reason="the kernels of the device cuda need Triton")
 
 from octavo.devices import DEVICES
-from octavo.devices.cuda import experts
 from octavo.devices.cuda.graphs import _HostReads
+from octavo.devices.cuda.ops import linear
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.coded import CodedFormat, CodeSpec, example_specs, example_weight
 from octavo.ops.prepare_linear import LinearShape, PlainFormat
@@ -52,7 +52,7 @@ def test_rows_have_the_bits_of_their_experts_linear(gated: bool, dtype: torch.dt
 
 @pytest.mark.parametrize("has_many", [True, False])
 def test_rows_are_those_of_the_reference(has_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "_MANY", 1 if has_many else 1 << 30)
+    monkeypatch.setattr(linear, "_MANY_ROWS", 1 if has_many else 1 << 30)
     stack, _ = make_stack(CudaRuntime().bind().prepare_linear, torch.float32, gated=True, bias=True)
     expected, _ = make_stack(PlainFormat(), torch.float32, gated=True, bias=True)
     x, routing = torch.randn(200, 96), route_tokens(200)

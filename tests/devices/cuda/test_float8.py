@@ -14,9 +14,8 @@ pytest.importorskip("triton", reason="the kernels of the device cuda need Triton
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices import DEVICES
-from octavo.devices.cuda.experts import GroupedStack
 from octavo.devices.cuda.ops.coded import Float8Linear
-from octavo.devices.cuda.ops.linear import CudaFormat, InvariantLinear
+from octavo.devices.cuda.ops.linear import CudaFormat, GroupedStack, InvariantLinear
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import LoadedModel

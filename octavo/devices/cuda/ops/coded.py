@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.devices.cuda.experts import GroupedStack, grouped_arguments, num_tiles, room_for_rows
-from octavo.devices.cuda.ops.linear import InvariantLinear
+from octavo.devices.cuda.ops.linear import GroupedStack, InvariantLinear, grouped_arguments, num_tiles, room_for_rows
 from octavo.devices.cuda.runtime import CudaRuntime, dense
 from octavo.ops.coded import CodedFormat, CodedLinear, CodeSpec
 from octavo.ops.codes import NotFinite

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.experts import MIDDLE
-from octavo.devices.cuda.ops.linear import multiplied
+from octavo.devices.cuda.ops.linear import MIDDLE, multiplied
 from octavo.devices.cuda.runtime import CudaRuntime
 from octavo.ops.lora import LoRAShape, PackedFactors, PlainSlots
 from octavo.ops.registry import Implementation
