@@ -120,7 +120,7 @@ class Recorder:
 
     def __call__(self, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         self._note(kernel, arguments, constants)
-        if kernel.startswith("linear.") and not constants["HAS_ADDEND"]:
+        if kernel.startswith("linear.") and constants.get("HAS_ADDEND") is False:
             # what adapters add to the product
             place = triton_function(kernel).arg_names.index("add")
             before, (out, *others) = arguments[:place], arguments[place + 1 :]

@@ -31,14 +31,11 @@ from benchmarks.gpu import persistent_kernel
 from benchmarks.gpu.persistent import config_of, constants_of
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.devices.cuda.attention import CODES, PREFILL_ROWS, ROWS, STAGES_OF_FEW, TILE, Division
-from octavo.devices.cuda.draws import BLOCK as DRAWN_BLOCK
-from octavo.devices.cuda.draws import BLOCKS, WARPS
-from octavo.devices.cuda.filtering import BLOCK, GROUP, REFINED, SEARCHED, STEPS
+from octavo.devices.cuda.draws import BLOCK, BLOCKS, DRAWN_BLOCK, GROUP, REFINED, SEARCHED, STEPS, WARPS
 from octavo.devices.cuda.kernels import (
     attention,
     coded,
     elementwise,
-    experts,
     filters,
     linear,
     logprobs,
@@ -178,7 +175,7 @@ def plain_kernels() -> Iterator[Kernel]:
     for tile, options in (divided(MIDDLE), divided(LARGE)):
         num_rows = tile["BM"]
         constants = {"E": 128, "OF_TOKENS": True, "HAS_BIAS": False, "IS_GATED": True, **tile, "TYPE": tl.bfloat16}
-        yield Kernel(f"experts, {num_rows} rows", experts.experts, {**constants, "GROUP": 0}, options=options)
+        yield Kernel(f"experts, {num_rows} rows", linear.experts, {**constants, "GROUP": 0}, options=options)
     yield from coded_kernels()
     yield from recurrent_kernels()
     yield Kernel("rms_norm", rows.rms_norm, {"HEADS": 1, "DIM": 4096, "D": 4096, "ADDS": True})

@@ -1,4 +1,5 @@
-"""Launches the kernels that find the likeliest tokens, and those that draw from logits without the host."""
+"""Launches the kernels that draw from logits without the host: they find the likeliest tokens, those that filters keep,
+and the winners of races."""
 
 from __future__ import annotations
 
@@ -12,18 +13,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.devices.cuda.filtering import find_distances
 from octavo.devices.cuda.runtime import Launcher
 from octavo.sampling.metadata import SampledSequence
 from octavo.sampling.random import packed_draw_key
 from octavo.sampling.sampler import DrawPlan
 
-BLOCK: Final = 2048
-"""Columns of a program."""
+DRAWN_BLOCK: Final = 2048
+"""Columns of a program that draws."""
 WARPS: Final = 8
-"""Warps of a program of `BLOCK` columns."""
+"""Warps of a program of `DRAWN_BLOCK` columns."""
 BLOCKS: Final = 128
 """Blocks of a row that are merged at a time."""
+BLOCK: Final = 1024
+"""Columns of a program that searches, changes or describes logits."""
+GROUP: Final = 64
+"""Columns of a group, whose nearest token bounds top-k; if k exceeds the number of groups all tokens are listed."""
+SEARCHED: Final = {"BLOCK": 1024, "num_warps": 16}
+"""Constants of the single program of a row, which compares `BLOCK` entries at a time with 16 limits."""
+REFINED: Final = {"BLOCK": 4096, "CHUNK": 256}
+"""Entries of a long list for each program, and how many of them it compares at a time."""
+STEPS: Final = 3
+"""Steps of the search in a long list; each chooses one of 16 sections."""
+STATE: Final = 64
+"""Numbers in a line of the kernels' `state`."""
 
 _FARTHEST: Final = 0x7F7FFFFF
 _MOST: Final = 2**31 - 1
@@ -77,10 +89,10 @@ class Draws(NamedTuple):
 def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:
     """Return the first of the largest logits of each row of [rows, vocab], without waiting for the device."""
     (num_rows, num_columns), device = logits.shape, logits.device
-    num_blocks = -(-num_columns // BLOCK)
+    num_blocks = -(-num_columns // DRAWN_BLOCK)
     keys = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=device)
-    shape, options = (num_columns, logits.stride(0)), {"BLOCK": BLOCK, "num_warps": WARPS}
-    launch("sampling.peaks", (num_rows, num_blocks), logits, keys, *shape, **options)
+    given = logits, keys, num_columns, logits.stride(0)
+    launch("sampling.peaks", (num_rows, num_blocks), *given, BLOCK=DRAWN_BLOCK, num_warps=WARPS)
     draws = Draws(
         torch.empty(num_rows, dtype=torch.float32, device=device),
         torch.empty(num_rows, dtype=torch.int64, device=device),
@@ -135,11 +147,42 @@ def drawn(logits: Tensor, kind: int, asked: Tensor, launch: Launcher) -> Draws:
     num_columns, device = logits.shape[1], logits.device
     if kind >= Kind.SEARCHED:
         find_distances(logits, draws.largest, asked, launch, may_be_long=kind == Kind.SEARCHED_LONG)
-    blocks = len(asked), -(-num_columns // BLOCK)
+    blocks = len(asked), -(-num_columns // DRAWN_BLOCK)
     scores = torch.empty(blocks, dtype=torch.float64, device=device)
     columns = torch.empty(blocks, dtype=torch.int32, device=device)
     given = logits, draws.largest, asked, scores, columns, num_columns, logits.stride(0)
-    launch("sampling.race_of_logits", blocks, *given, BLOCK=BLOCK, num_warps=WARPS)
+    launch("sampling.race_of_logits", blocks, *given, BLOCK=DRAWN_BLOCK, num_warps=WARPS)
     found = scores, columns, asked, draws.token_ids, draws.told
     launch("sampling.winners", blocks[:1], *found, blocks[1], BLOCK=BLOCKS)
     return draws
+
+
+def find_distances(logits: Tensor, largest: Tensor, asked: Tensor, launch: Launcher, *, may_be_long: bool) -> None:
+    """Write the distance up to which tokens are kept to the lines of `asked` (`kernels/sampling.py`).
+
+    logits: float32 [all rows, vocab]. largest: float32 [all rows]. may_be_long: a row has top-p without top-k.
+    """
+    device, num_rows, num_columns = logits.device, len(asked), logits.shape[1]
+    num_blocks = -(-num_columns // BLOCK)
+    num_groups = num_blocks * (BLOCK // GROUP)
+
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    nearest, masses = empty(torch.int32, num_rows, num_groups), empty(torch.int64, num_rows, num_blocks)
+    each_block, each_row = (num_rows, num_blocks), (num_rows,)
+    source, shape = (logits, largest, asked), (num_columns, logits.stride(0))
+    launch("filters.survey", each_block, *source, nearest, masses, *shape, BLOCK=BLOCK, GROUP=GROUP)
+    limits, totals = empty(torch.int32, num_rows), empty(torch.int64, num_rows)
+    sizes = num_groups, num_blocks, num_columns
+    launch("filters.bound", each_row, asked, nearest, masses, limits, totals, *sizes, **SEARCHED)
+    state = torch.zeros((num_rows, STATE), dtype=torch.int64, device=device)
+    lists = [empty(dtype, 2, num_rows, num_columns) for dtype in (torch.int32, torch.float32)]
+    launch("filters.collect", each_block, *source, limits, state, *lists, *shape, BLOCK=BLOCK)
+    found = asked, limits, totals, state, *lists, num_columns
+    if may_be_long:
+        each_part = num_rows, -(-num_columns // REFINED["BLOCK"])
+        for step in range(STEPS):
+            launch("filters.refine", each_part, *found, STEP=step, **REFINED)
+        launch("filters.narrow", each_block, *found, BLOCK=BLOCK)
+    launch("filters.settle", each_row, *found, **SEARCHED)

@@ -138,12 +138,9 @@ class GraphedModel:
         step = self._taken(batch, key)
         if step is None:
             return None
-        given = torch.from_numpy(asked)
         if step.asked is None:
-            step.asked = given.to(batch.token_ids.device, non_blocking=True)
-        else:
-            step.asked.copy_(given, non_blocking=True)
-        own = step.asked
+            step.asked = torch.empty(asked.shape, dtype=torch.float64, device=batch.token_ids.device)
+        own = step.asked.copy_(torch.from_numpy(asked), non_blocking=True)
         if not step.is_warm:
             hidden = self._launch(step)
             return draw(self.compute_logits(hidden), own) if isinstance(hidden, Tensor) else None
@@ -268,11 +265,8 @@ class _HostReads(Watch):
         name = func.__name__
         if name in _READS:
             self.meet(f"torch's {name} reads values on the host")
-        elif name in ("__getitem__", "__setitem__") and _has_mask(args[1]):
+        elif name in ("__getitem__", "__setitem__") and any(
+            isinstance(each, Tensor) and each.dtype is torch.bool for each in tree_leaves(args[1])
+        ):
             self.meet("how many values a mask selects is read on the host")
         return func(*args, **(kwargs or {}))
-
-
-def _has_mask(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(each, Tensor) and each.dtype is torch.bool for each in parts)

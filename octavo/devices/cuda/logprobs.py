@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
-from octavo.devices.cuda.filtering import BLOCK, GROUP
+from octavo.devices.cuda.draws import BLOCK, GROUP
 from octavo.devices.cuda.runtime import Launcher
 
 _ONE: Final = float(1 << 42)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.filtering import BLOCK
+from octavo.devices.cuda.draws import BLOCK
 from octavo.devices.cuda.runtime import Launcher, power_of_2, to_device
 from octavo.sampling.processors import (
     AllowedTokenIds,

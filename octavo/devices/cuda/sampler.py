@@ -172,10 +172,7 @@ class CudaSampler(ReferenceSampler):
         return self._batch
 
     def _line_of(self, sequence: SampledSequence) -> Line:
-        line = self._lines.get(sequence)
-        if line is None:
-            line = self._lines[sequence] = line_of(sequence)
-        return line
+        return self._lines.get(sequence) or self._lines.setdefault(sequence, line_of(sequence))
 
     def _drawn(self, logits: Tensor, rows: Sequence[SamplingRow], owners: Sequence[int]) -> Draws:
         """Draw a token for each of `owners`, the rows of the draws, without waiting for the device."""

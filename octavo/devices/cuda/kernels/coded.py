@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo.devices.cuda.kernels.elementwise import rounded
-from octavo.devices.cuda.kernels.experts import rows_of_expert
+from octavo.devices.cuda.kernels.linear import rows_of_expert
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -132,7 +132,6 @@ class TritonCodes(CodedLinear):
         groups, (tensors, numbers, constants) = state["scales"], grouped
         zeros = state.get("zeros", state.get("minimums", groups))
         supers = (state.get("super_scales", groups), state.get("super_minimums", groups))
-        options: dict[str, Any] = {"OF_TOKENS": False, **constants, **UNFUSED, **tile}
         self._launch(
             "coded.coded_linear",
             (num_tiles, -(-out.shape[1] // tile["BN"])),
@@ -148,7 +147,7 @@ class TritonCodes(CodedLinear):
             HAS_BIAS="bias" in state,
             HAS_ADDEND=add is not None,
             IS_GATED=shape.is_gated,
-            **options,
+            **{"OF_TOKENS": False, **constants, **UNFUSED, **tile},
         )
 
     def quantized(self, x: Tensor, owners: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -158,7 +157,6 @@ class TritonCodes(CodedLinear):
         x, padded = dense(x), padded_inputs(spec, inputs)
         codes = torch.empty((planes, tokens, padded), dtype=torch.int8, device=x.device)
         scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
-        options: dict[str, Any] = {**UNFUSED, **QUANTIZED}
         order, whose = self._state.get("order", codes), codes if owners is None else owners
         self._launch(
             "coded.quantize",
@@ -167,7 +165,8 @@ class TritonCodes(CodedLinear):
             HAS_ORDER=spec.has_order,
             HAS_OWNERS=owners is not None,
             PLANES=planes,
-            **options,
+            **UNFUSED,
+            **QUANTIZED,
         )
         return codes, scales
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.devices.cuda.ops.elementwise import make_gated
+from octavo.devices.cuda.ops.elementwise import of_halves
 from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_of_2
 from octavo.ops.experts import PreparedStack, Routing
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PlainLinear, PreparedLinear
@@ -171,7 +171,7 @@ class CublasLinear(PlainLinear):
     gated product is activated in one launch."""
 
     def __init__(self, shape: LinearShape, state: Mapping[str, Tensor], runtime: CudaRuntime) -> None:
-        super().__init__(shape, state, make_gated("silu_and_mul", runtime))
+        super().__init__(shape, state, partial(of_halves, "silu_and_mul", runtime))
         # on several ranks the order of sums is that of the share
         self._of_few = InvariantLinear(replace(shape, all_outputs=0), state, runtime)
 
@@ -227,7 +227,7 @@ class GroupedStack(PreparedStack):
         tile: dict[str, Any] = LARGE if has_many else MIDDLE
         tensors, numbers, constants = grouped_arguments(self, routing, of_tokens=of_tokens)
         self._runtime.launch(
-            "experts.experts",
+            "linear.experts",
             (num_tiles(self, routing, tile["BM"]), -(-out.shape[1] // tile["BN"])),
             *(x, self._weights, self._scales, x if self._biases is None else self._biases, *tensors, out),
             *(x.stride(0), len(x), *numbers, shape.outputs, shape.inputs),

@@ -36,7 +36,6 @@ def short_convolution(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, before, after = (dense(each) for each in (x, *(gates or (x, x))))
     tokens = 1 if longest == 1 else TOKENS
-    unfused: dict[str, Any] = {"enable_fp_fusion": False}  # tiles of one token and of more have the same bits
     tensors, strides = _rows(states, metadata)
     runtime.launch(
         "recurrent.short_convolution",
@@ -49,7 +48,7 @@ def short_convolution(
         BLOCK=metadata.block_size,
         BT=tokens,
         BC=CHANNELS,
-        **unfused,
+        enable_fp_fusion=False,  # tiles of one token and of more have the same bits
     )
     return out
 
