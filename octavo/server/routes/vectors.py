@@ -24,6 +24,7 @@ from octavo.server.schema.vectors import (
     BINARY,
     ClassifyRequest,
     CohereEmbedRequest,
+    Document,
     EmbeddingRequest,
     Encoding,
     PoolingRequest,
@@ -32,20 +33,14 @@ from octavo.server.schema.vectors import (
     VectorRequest,
 )
 from octavo.server.sending import encode
+from octavo.server.usage import TokenCounts
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 T = TypeVar("T", bound=VectorRequest)
-
-
-class VectorUsage(Struct, frozen=True):
-    """Token counts of all prompts together."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
+Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 
 class Embedding(Struct, frozen=True):
@@ -87,7 +82,7 @@ class VectorList(Struct, kw_only=True):
     id: str
     created: int
     model: str
-    usage: VectorUsage
+    usage: TokenCounts
     object: str = "list"
 
 
@@ -115,18 +110,12 @@ class ScoreList(VectorList, kw_only=True):
     data: list[Score]
 
 
-class RankedDocument(Struct, frozen=True):
-    """The text of a document."""
-
-    text: str
-
-
 class Ranked(Struct, frozen=True):
     """A document by its index in the request."""
 
     index: int
     relevance_score: float
-    document: RankedDocument | UnsetType = UNSET
+    document: Document | UnsetType = UNSET
 
 
 class Reranked(Struct, kw_only=True):
@@ -135,7 +124,7 @@ class Reranked(Struct, kw_only=True):
     id: str
     model: str
     results: list[Ranked]
-    usage: VectorUsage
+    usage: TokenCounts
     meta: dict[str, Any]
 
 
@@ -163,9 +152,9 @@ class _Done:
         return self.input.checked(None)
 
     @property
-    def usage(self) -> VectorUsage:
+    def usage(self) -> TokenCounts:
         num_tokens = sum(len(output.prompt_token_ids) for output in self.outputs)
-        return VectorUsage(num_tokens, num_tokens)
+        return TokenCounts(num_tokens, 0, num_tokens)
 
     @property
     def frame(self) -> dict[str, Any]:
@@ -202,12 +191,10 @@ class _Done:
         ]
 
 
-def _endpoint(
-    kind: type[T],
-) -> Callable[[Callable[[T, _Done], Struct]], Callable[[ServerContext, Request], Awaitable[Response]]]:
+def _endpoint(kind: type[T]) -> Callable[[Callable[[T, _Done], Struct]], Handler]:
     """Make the handler of an endpoint, whose requests are of this kind, from the function that makes its response."""
 
-    def decorate(make: Callable[[T, _Done], Struct]) -> Callable[[ServerContext, Request], Awaitable[Response]]:
+    def decorate(make: Callable[[T, _Done], Struct]) -> Handler:
         @functools.wraps(make)
         async def respond(context: ServerContext, request: Request) -> Response:
             asked, prompts = await context.texts.read(request, kind)
@@ -274,5 +261,5 @@ def rerank(asked: RerankRequest, done: _Done) -> Reranked:
     has_documents = not done.path.endswith("/v2/rerank")
     shows = has_documents if asked.return_documents is None else asked.return_documents
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]
-    results = [Ranked(index, scores[index], RankedDocument(documents[index]) if shows else UNSET) for index in order]
+    results = [Ranked(index, scores[index], Document(documents[index]) if shows else UNSET) for index in order]
     return Reranked(id=done.id, model=done.model, results=results, usage=done.usage, meta=done.meta)

@@ -219,7 +219,7 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
 
 
 class Document(Struct, forbid_unknown_fields=True):
-    """A document as an object."""
+    """The text of a document."""
 
     text: str
 
