@@ -61,6 +61,7 @@ from octavo.server.schema.vectors import (
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
+    ScoreList,
     ScoreRequest,
 )
 
@@ -191,10 +192,8 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/embeddings", vectors.embeddings, EmbeddingRequest, vectors.EmbeddingList),
     Endpoint("POST", "/v2/embed", vectors.cohere, CohereEmbedRequest, vectors.CohereEmbeddings),
     *(Endpoint("POST", path, vectors.rerank, RerankRequest, vectors.Reranked) for path in _RERANK),
-    *(Endpoint("POST", path, vectors.score, ScoreRequest, vectors.ScoreList) for path in ("/score", "/v1/score")),
-    Endpoint(
-        "POST", "/generative_scoring", scoring.generative_scoring, GenerativeScoringRequest, scoring.GenerativeScores
-    ),
+    *(Endpoint("POST", path, vectors.score, ScoreRequest, ScoreList) for path in ("/score", "/v1/score")),
+    Endpoint("POST", "/generative_scoring", scoring.generative_scoring, GenerativeScoringRequest, ScoreList),
     Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, vectors.ClassificationList),
     Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, vectors.PooledList),
     _form("/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, audio.VerboseTranscription),

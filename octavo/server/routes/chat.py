@@ -13,7 +13,6 @@ from octavo.core.prompt import Prompt
 from octavo.server.context import ServerContext
 from octavo.server.formats.events import (
     OutputEvent,
-    ReadCall,
     ReasoningDelta,
     TextDelta,
     ToolCallBegin,
@@ -24,41 +23,13 @@ from octavo.server.generation import Generated
 from octavo.server.logprobs import ChatLogprobs, PromptLogprobsField
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest
+from octavo.server.schema.tools import ToolCall
 from octavo.server.sending import StreamEvent, packing
 from octavo.server.turn import Turn
 from octavo.server.usage import Usage
 
 _OF_CALLS: Final = {False: ("function", "arguments"), True: ("custom", "input")}
 """By whether a tool is a custom one: the field of a call, and in it that of what the model writes."""
-
-
-class FunctionCall(Struct, kw_only=True):
-    """The name of a function and its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-
-class CustomCall(Struct, kw_only=True):
-    """The name of a custom tool and its input."""
-
-    name: str
-    input: str
-
-
-class ToolCall(Struct, kw_only=True):
-    """A call that the model makes."""
-
-    id: str
-    type: Literal["function", "custom"] = "function"
-    function: FunctionCall | UnsetType = UNSET
-    custom: CustomCall | UnsetType = UNSET
-
-    @classmethod
-    def of(cls, call: ReadCall) -> ToolCall:
-        if call.is_custom:
-            return cls(id=call.id, type="custom", custom=CustomCall(name=call.name, input=call.arguments))
-        return cls(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
 class ChatMessage(Struct, kw_only=True):

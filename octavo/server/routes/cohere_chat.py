@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.formats.events import (
     OutputEvent,
+    ReadCall,
     ReasoningDelta,
     TextDelta,
     ToolCallBegin,
@@ -18,6 +19,7 @@ from octavo.server.formats.events import (
     joined,
 )
 from octavo.server.schema.cohere_chat import CohereChatRequest
+from octavo.server.schema.tools import ToolCall
 from octavo.server.sending import StreamEvent
 from octavo.server.turn import ShimTurn
 
@@ -55,27 +57,12 @@ class CohereContent(Struct, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
-class CohereCalledFunction(Struct):
-    """The function of a call, with its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-
-class CohereCall(Struct, kw_only=True):
-    """A call of a tool."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CohereCalledFunction
-
-
 class CohereAnswer(Struct, kw_only=True):
     """The message of the model."""
 
     role: Literal["assistant"] = "assistant"
     content: list[CohereContent] | UnsetType = UNSET
-    tool_calls: list[CohereCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class CohereChatResponse(Struct, kw_only=True):
@@ -103,7 +90,7 @@ class _Parts:
                 yield from self._content("thinking", text)
             case ToolCallBegin(index, call_id, name):
                 yield from self.end()
-                call = CohereCall(id=call_id, function=CohereCalledFunction(name, ""))
+                call = ToolCall.of(ReadCall(call_id, name))
                 yield _changed("tool-call-start", index, tool_calls=call)
             case ToolCallDelta(index, arguments):
                 yield _changed("tool-call-delta", index, tool_calls={"function": {"arguments": arguments}})
@@ -145,10 +132,7 @@ class CohereChat(ShimTurn[CohereChatRequest]):
         self._set_reason(completion)
         content = [CohereContent(type="thinking", thinking=found.reasoning)] if found.reasoning else []
         content += [CohereContent(type="text", text=found.text)] if found.text else []
-        calls = [
-            CohereCall(id=each.id, function=CohereCalledFunction(each.name, each.arguments)) for each in found.calls
-        ]
-        message = CohereAnswer(content=content or UNSET, tool_calls=calls or UNSET)
+        message = CohereAnswer(content=content or UNSET, tool_calls=[*map(ToolCall.of, found.calls)] or UNSET)
         return CohereChatResponse(
             id=self.id,
             finish_reason=self._reason,

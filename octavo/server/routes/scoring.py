@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from time import time
-from typing import Final, Literal
+from typing import Final
 
-from msgspec import Struct
 from starlette.requests import Request
 
 from octavo.core.outputs import RequestOutput
@@ -14,32 +13,14 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.scoring import GenerativeScoringRequest
+from octavo.server.schema.vectors import Score, ScoreList
 from octavo.server.usage import TokenCounts
 
 _OF_PROMPTS: Final = ("prompt", "prompt_token_ids", "max_tokens")
 _NAMES: Final = {**dict.fromkeys(_OF_PROMPTS, "items"), "logprob_token_ids": "label_token_ids"}
 
 
-class ItemScore(Struct, frozen=True):
-    """The score of an item: the probability of the first label."""
-
-    index: int
-    score: float
-    object: Literal["score"] = "score"
-
-
-class GenerativeScores(Struct, kw_only=True):
-    """Response of `POST /generative_scoring`."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[ItemScore]
-    usage: TokenCounts
-
-
-async def generative_scoring(context: ServerContext, request: Request) -> GenerativeScores:
+async def generative_scoring(context: ServerContext, request: Request) -> ScoreList:
     """Return how probable it is that a token follows a query and an item. Raises InvalidRequest or ApiError."""
     asked, prompts = await context.texts.read(request, GenerativeScoringRequest)
     requests = EngineRequests(context, request, asked, "generative-scoring-")
@@ -55,11 +36,11 @@ async def generative_scoring(context: ServerContext, request: Request) -> Genera
         found = await requests.last_outputs(prompts, params, _NAMES)
     num_prompt = sum(len(each.prompt_token_ids) for each in found)
     num_new = sum(each.num_generated_tokens for each in found)
-    return GenerativeScores(
+    return ScoreList(
         id=requests.id,
         created=int(time()),
         model=context.models.name(asked.model),
-        data=[ItemScore(index, _score(each, labels, asked.apply_softmax)) for index, each in enumerate(found)],
+        data=[Score(index, _score(each, labels, asked.apply_softmax)) for index, each in enumerate(found)],
         usage=TokenCounts(num_prompt, num_new, num_prompt + num_new),
     )
 

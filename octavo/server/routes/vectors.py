@@ -29,7 +29,10 @@ from octavo.server.schema.vectors import (
     Encoding,
     PoolingRequest,
     RerankRequest,
+    Score,
+    ScoreList,
     ScoreRequest,
+    VectorList,
     VectorRequest,
 )
 from octavo.server.sending import encode
@@ -68,24 +71,6 @@ class Classification(Struct, frozen=True):
     num_classes: int
 
 
-class Score(Struct, frozen=True):
-    """How well a pair goes together."""
-
-    index: int
-    score: float
-    object: str = "score"
-
-
-class VectorList(Struct, kw_only=True):
-    """What lists of results have besides these."""
-
-    id: str
-    created: int
-    model: str
-    usage: TokenCounts
-    object: str = "list"
-
-
 class EmbeddingList(VectorList, kw_only=True):
     """The response of `POST /v1/embeddings`."""
 
@@ -102,12 +87,6 @@ class ClassificationList(VectorList, kw_only=True):
     """The response of `POST /classify`."""
 
     data: list[Classification]
-
-
-class ScoreList(VectorList, kw_only=True):
-    """The response of `POST /score`."""
-
-    data: list[Score]
 
 
 class Ranked(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Tools in requests: what a model may call, and what it has called in earlier turns."""
+"""Tools: what a model may call, what it has called in earlier turns, and what it calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
+from octavo.server.formats.events import ReadCall
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _MEMBERS: Final = ("function", "custom", "allowed_tools", "grammar")
@@ -154,6 +155,28 @@ class CalledCustom(Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     input: str = ""
+
+
+class FunctionCall(Struct, kw_only=True):
+    """The name of a function and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, call: ReadCall) -> ToolCall:
+        if call.is_custom:
+            return cls(id=call.id, type="custom", custom=CalledCustom(name=call.name, input=call.arguments))
+        return cls(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
 class MessageToolCall(_OfType, kw_only=True, forbid_unknown_fields=True):

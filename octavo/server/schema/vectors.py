@@ -1,4 +1,4 @@
-"""The bodies of requests for vectors and scores, and how responses have vectors."""
+"""The bodies of requests for vectors and scores, and how responses have these."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from octavo.server.decode import EngineBody, Int, Refused, RequestBody, TokenId
 from octavo.server.schema.chat import Message
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
 from octavo.server.schema.tokens import AS_STORED
+from octavo.server.usage import TokenCounts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -326,3 +327,27 @@ def _first_tokens(tools: InputProcessor, texts: Sequence[str], most: int | None)
         text if len(tokens) <= most else tools.tokenizer.decode(tokens[:most], skip_special_tokens=False)
         for text, tokens in listed
     ]
+
+
+class Score(Struct, frozen=True):
+    """How well a pair goes together, or how probable a label is behind an item."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class VectorList(Struct, kw_only=True):
+    """What lists of results have besides these."""
+
+    id: str
+    created: int
+    model: str
+    usage: TokenCounts
+    object: str = "list"
+
+
+class ScoreList(VectorList, kw_only=True):
+    """The response of `POST /score` and `POST /generative_scoring`."""
+
+    data: list[Score]
