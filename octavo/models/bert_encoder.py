@@ -5,8 +5,6 @@ A prompt is computed whole in one step, and nothing of it is kept: all layers wr
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +26,6 @@ from octavo.models.encoder_parts import ClassifierHead, DisentangledAttention, E
 class Encoder(GatedDecoder):
     """The parts that the encoders share. NAMES: patterns of stored names, and ours."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {}
     # heads for other tasks, and positions that older files carry along
     IGNORED: ClassVar[tuple[str, ...]] = (
         r"embeddings\.position_ids",
@@ -64,11 +61,6 @@ class Encoder(GatedDecoder):
             raise UnsupportedModel(f"{type(self).__name__} with weights of tokens (SPLADE) is not implemented")
         made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
         self.score = made(self.encoder_config, num_labels)
-
-    def own_name(self, name: str) -> str:
-        for pattern, ours in self.NAMES.items():
-            name = re.sub(pattern, ours, name)
-        return name
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Add the embeddings of types to those that are embedded further."""

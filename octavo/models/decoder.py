@@ -43,13 +43,15 @@ class DecoderStack(nn.Module):
     The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
     names of the decoder, and that `RENAMED` maps names of modules, wherever they are, to their names there; a module
     whose name there is empty leaves no trace. `REPLACED` has parts of stored names with what stands in their place
-    here, in the order in which they are replaced. Tensors that match a pattern of `IGNORED` (a regular expression for
-    the whole name, without prefix) are known and not needed.
+    here, in the order in which they are replaced; `NAMES` has patterns of such parts, which come before them. Tensors
+    that match a pattern of `IGNORED` (a regular expression for the whole name, without prefix) are known and not
+    needed.
     """
 
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
     RENAMED: ClassVar[Mapping[str, str]] = {}
     REPLACED: ClassVar[Mapping[str, str]] = {}
+    NAMES: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
     INCOMPLETE: ClassVar[str] = "the checkpoint is incomplete or its config.json belongs to another: download it again"
     """What is said of a checkpoint that lacks tensors."""
@@ -261,6 +263,11 @@ class DecoderStack(nn.Module):
         """Know the tensors whose names begin so as others read them."""
         self.__dict__["IGNORED"] = (*self.IGNORED, *(rf"{re.escape(each)}\w+" for each in prefixes))
 
+    def need_one_stage(self, why: str) -> None:
+        """Raise ConfigError with the reason where other stages have layers of the model."""
+        if not (self.is_first and self.is_last):
+            raise ConfigError(f"pipeline_parallel_size: {why}; use tensor_parallel_size")
+
     def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
         """Return in words what was proved of the class before it is used; None for a family, which tests prove.
 
@@ -271,6 +278,8 @@ class DecoderStack(nn.Module):
 
     def own_name(self, name: str) -> str:
         """Return the name of a stored tensor in this class, where checkpoints have another."""
+        for pattern, own in self.NAMES.items():
+            name = re.sub(pattern, own, name)
         for stored, own in self.REPLACED.items():
             name = name.replace(stored, own)
         return name

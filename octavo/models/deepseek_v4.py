@@ -5,7 +5,6 @@ Sources: DeepSeek's releases; https://arxiv.org/abs/2512.24880 for hyper-connect
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,34 +32,31 @@ from octavo.ops.compressed import Sight
 _SLIDING: Final = "sliding_attention"
 _CHOOSING: Final = "compressed_sparse_attention"
 _ALL: Final = "heavily_compressed_attention"
-_RELEASED: Final = tuple(
-    (re.compile(pattern), own)
-    for pattern, own in (
-        (r"^embed\.", "embed_tokens."),
-        (r"^head\.", "lm_head."),
-        (r"^hc_head_(fn|base|scale)$", r"hc_head.hc_\1"),
-        (r"\.attn\.", ".self_attn."),
-        (r"\.ffn\.", ".mlp."),
-        (r"\.attn_norm\.", ".input_layernorm."),
-        (r"\.ffn_norm\.", ".post_attention_layernorm."),
-        (r"\.hc_(attn|ffn)_(fn|base|scale)$", r".\1_hc.\2"),
-        (r"\.attn_sink$", ".sinks"),
-        (r"\.indexer\.compressor\.", ".compressor.indexer."),
-        (r"\.self_attn\.indexer\.", ".self_attn.compressor.indexer."),
-        (r"\.indexer\.scorer\.", ".indexer."),
-        (r"(\.self_attn(?:\..*)?)\.norm\.", r"\1.kv_norm."),
-        (r"\.ape$", ".position_bias"),
-        (r"\.wq_([ab])\.", r".q_\1_proj."),
-        (r"\.wo_([ab])\.", r".o_\1_proj."),
-        (r"\.wkv\.", ".kv_proj."),
-        (r"\.wgate\.", ".gate_proj."),
-        (r"\.q_norm\.", ".q_a_norm."),
-        (r"\.gate\.bias$", ".gate.e_score_correction_bias"),
-        (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."),
-        (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
-        (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
-    )
-)
+_RELEASED: Final = {
+    r"^embed\.": "embed_tokens.",
+    r"^head\.": "lm_head.",
+    r"^hc_head_(fn|base|scale)$": r"hc_head.hc_\1",
+    r"\.attn\.": ".self_attn.",
+    r"\.ffn\.": ".mlp.",
+    r"\.attn_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.hc_(attn|ffn)_(fn|base|scale)$": r".\1_hc.\2",
+    r"\.attn_sink$": ".sinks",
+    r"\.indexer\.compressor\.": ".compressor.indexer.",
+    r"\.self_attn\.indexer\.": ".self_attn.compressor.indexer.",
+    r"\.indexer\.scorer\.": ".indexer.",
+    r"(\.self_attn(?:\..*)?)\.norm\.": r"\1.kv_norm.",
+    r"\.ape$": ".position_bias",
+    r"\.wq_([ab])\.": r".q_\1_proj.",
+    r"\.wo_([ab])\.": r".o_\1_proj.",
+    r"\.wkv\.": ".kv_proj.",
+    r"\.wgate\.": ".gate_proj.",
+    r"\.q_norm\.": ".q_a_norm.",
+    r"\.gate\.bias$": ".gate.e_score_correction_bias",
+    r"\.shared_experts\.w1\.": ".shared_experts.gate_proj.",
+    r"\.shared_experts\.w2\.": ".shared_experts.down_proj.",
+    r"\.shared_experts\.w3\.": ".shared_experts.up_proj.",
+}
 """Names of the releases, and those here, which are transformers' but for the scorer of the indexer."""
 
 
@@ -170,6 +166,7 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
     Of one that reads images it is the text: what projects them, and corrections of routers for their tokens, are left.
     """
 
+    NAMES = _RELEASED
     IGNORED = (
         *StreamsDecoder.IGNORED,
         r"mtp\..*",
@@ -243,11 +240,6 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
             mesh,
             mlp=lambda layer: HashedMLP(c, mesh, is_hashed=c.hashed[layer]),
         )
-
-    def own_name(self, name: str) -> str:
-        for pattern, own in _RELEASED:
-            name = pattern.sub(own, name)
-        return name
 
 
 DeepseekV4ForConditionalGeneration = DeepseekV4ForCausalLM

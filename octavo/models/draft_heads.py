@@ -136,8 +136,35 @@ class LatentEagle3Config(LatentConfig, Eagle3Config):
         return made
 
 
-class DraftHead(DecoderStack):
-    """A head with the part of the model that it uses, which `lend` gives it.
+class Borrower(DecoderStack):
+    """What guesses with the embedding and the head of a model, which `lend` gives it, where it has none of its own."""
+
+    _lent: tuple[DecoderStack] | None = None
+
+    def lend(self, model: DecoderStack) -> None:
+        """Use the embedding and the head of the loaded model."""
+        self._lent = (model,)  # no part of this module
+
+    def embedded(self, batch: ModelInput) -> Tensor:
+        """Return the embeddings of the next tokens, [tokens, hidden]."""
+        if self._lent is None:  # a dry run
+            sizes = len(batch.token_ids), self.config.hidden_size
+            return torch.empty(sizes, dtype=_states(batch).dtype, device="meta")
+        (model,) = self._lent
+        assert model.embed_tokens is not None
+        return model.embed_tokens(batch.token_ids)
+
+    def lent_logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [rows, tokens] of the model's head behind streams [rows, hidden]."""
+        if self._lent is None:  # a dry run
+            return torch.empty(len(hidden), self.config.vocab_size, device="meta")
+        (model,) = self._lent
+        assert model.embed_tokens is not None
+        return model.embed_tokens.mesh.gather(model.compute_logits(hidden))[:, : self.config.vocab_size].contiguous()
+
+
+class DraftHead(Borrower):
+    """A head with the part of the model that it uses.
 
     Its input holds the states [tokens, states_size] as `received`, and the ids of the tokens behind each. It returns
     its stream [tokens, hidden], which are the states behind a guess.
@@ -149,7 +176,6 @@ class DraftHead(DecoderStack):
         super().__init__(c, mesh, layer)
         self.embed_tokens = Embedding(c.embedded_tokens, c.hidden_size) if c.has_embedding else None
         self.add = addition()
-        self._lent: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
 
     @property
     def states_size(self) -> int:
@@ -160,32 +186,13 @@ class DraftHead(DecoderStack):
     def received_size(self) -> int | None:
         return self.states_size
 
-    def lend(self, model: DecoderStack) -> None:
-        """Use the embedding and the head of the loaded model where this one has none of its own."""
-        assert model.embed_tokens is not None
-        mesh, count = model.embed_tokens.mesh, self.config.vocab_size
-
-        def compute_logits(hidden: Tensor) -> Tensor:
-            return mesh.gather(model.compute_logits(hidden))[:, :count].contiguous()
-
-        self._lent = model.embed_tokens, compute_logits
-
     def embedded(self, batch: ModelInput) -> Tensor:
-        """Return the embeddings of the next tokens, [tokens, hidden]."""
-        if self.embed_tokens is not None:
-            return self.embed_tokens(batch.token_ids)
-        if self._lent is None:  # a dry run
-            return torch.empty(len(batch.token_ids), self.config.hidden_size, dtype=_states(batch).dtype, device="meta")
-        return self._lent[0](batch.token_ids)
+        return super().embedded(batch) if self.embed_tokens is None else self.embed_tokens(batch.token_ids)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, tokens] behind streams of this head, [rows, hidden], by a table of its own or by
         the model's head."""
-        if self.lm_head is not None:
-            return super().compute_logits(hidden)
-        if self._lent is None:  # a dry run
-            return torch.empty(len(hidden), self.config.vocab_size, device="meta")
-        return self._lent[1](hidden)
+        return self.lent_logits(hidden) if self.lm_head is None else super().compute_logits(hidden)
 
 
 def _states(batch: ModelInput) -> Tensor:

@@ -5,8 +5,6 @@ An image is a prompt of its own, of one token, whose vector the encoder makes wh
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +13,6 @@ from torch import Tensor
 from octavo.attention.metadata import IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
@@ -53,7 +50,7 @@ class CLIPModel(GatedDecoder):
 
     READER = "dual_encoders", "DualReader"
     PREFIXES = ("text_model.",)
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^text_model\.embeddings\.token_embedding\.": "text_model.embed_tokens.",
         r"^text_model\.embeddings\.position_embedding\.": "text_model.embed_positions.",
         r"^text_model\.encoder\.layers\.": "text_model.layers.",
@@ -96,16 +93,7 @@ class CLIPModel(GatedDecoder):
         super().__init__(c, mesh)
         single = Mesh.single()  # small: whole on every rank
         self.text_projection = ColumnLinear(c.hidden_size, c.vector_size, single, bias=self.HAS_BIAS)
-        if not (self.is_first and self.is_last):
-            raise ConfigError(
-                "pipeline_parallel_size: the vectors of images go around the layers of this model, which are to be on "
-                "one rank; use tensor_parallel_size"
-            )
-
-    def own_name(self, name: str) -> str:
-        for stored, own in self.NAMES.items():
-            name = re.sub(stored, own, name)
-        return name
+        self.need_one_stage("the vectors of images go around the layers of this model, which are to be on one rank")
 
     def _embed_tokens(self, batch: ModelInput) -> Tensor:
         assert self.embed_tokens is not None, "only the first stage embeds tokens"

@@ -13,7 +13,6 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.attention import PagedAttention, SpanAttention
 from octavo.layers.elementwise import Elementwise, RoundedFactor, activation, addition
 from octavo.layers.embedding import Embedding
@@ -138,11 +137,9 @@ class SharingDecoder(DecoderStack):
         self.has_table = c.input_vocab_size > 0
         if not self.has_inputs:
             return
-        if mesh.pipeline.size > 1:
-            raise ConfigError(
-                "pipeline_parallel_size: the layers of this model receive embeddings of their own, which are not sent "
-                "from stage to stage; use tensor_parallel_size"
-            )
+        self.need_one_stage(
+            "the layers of this model receive embeddings of their own, which are not sent from stage to stage"
+        )
         width, rows = c.num_layers * c.input_size, c.input_vocab_size
         self.per_layer_model_projection = ColumnLinear(c.hidden_size, width, Mesh.single())
         self.projection_factor = Elementwise("scaled", c.hidden_size**-0.5)

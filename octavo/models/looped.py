@@ -11,7 +11,6 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
@@ -68,11 +67,8 @@ class LoopedDecoder(GatedDecoder):
 
     def __init__(self, c: LoopedConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        if not self.is_first or not self.is_last or self.norm is None:
-            raise ConfigError(
-                "pipeline_parallel_size: the layers of this model run several times, which stages do not pass on; use "
-                "tensor_parallel_size"
-            )
+        self.need_one_stage("the layers of this model run several times, which stages do not pass on")
+        assert self.norm is not None
         for index in range(c.num_stored, c.num_layers):
             layer = self.layers[str(index)]
             _share_weights(layer, self.layers[str(index % c.num_stored)])

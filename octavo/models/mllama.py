@@ -21,7 +21,6 @@ from octavo.config.images import MOST_CROSS_IMAGES
 from octavo.config.text_config import NUM_UNDRAWN
 from octavo.core.model_shape import Encoded, LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.errors import ConfigError
 from octavo.layers.attention import CrossAttention
 from octavo.layers.elementwise import TanhGate
 from octavo.layers.embedding import LMHead
@@ -135,11 +134,7 @@ class CrossReader(ImageReader):
 
     def __init__(self, c: MllamaConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        if not (self.is_first and self.is_last):
-            raise ConfigError(
-                "pipeline_parallel_size: images are read by several layers of this model, which are to be on one rank; "
-                "use tensor_parallel_size"
-            )
+        self.need_one_stage("images are read by several layers of this model, which are to be on one rank")
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of the tiles of one image, without those that fill it up.

@@ -5,11 +5,8 @@ Source: https://arxiv.org/abs/2507.11412.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -39,7 +36,7 @@ class ModernBertDecoderConfig(DecoderConfig):
 class ModernBertDecoderForCausalLM(GatedDecoder):
     """The whole model. Its windows hold half of `local_attention`, the token itself included."""
 
-    NAMES: ClassVar[Mapping[str, str]] = {
+    NAMES = {
         r"^(model\.)?embeddings\.tok_embeddings": "embed_tokens",
         r"^(model\.)?embeddings\.norm": "embed_norm",
         r"^(model\.)?final_norm": "norm",
@@ -93,11 +90,6 @@ class ModernBertDecoderForCausalLM(GatedDecoder):
         self.head_dense = ColumnLinear(c.hidden_size, c.hidden_size, Mesh.single(), bias=c.has_dense_bias)
         self.head_act, self.head_norm = activation(c.head_function), c.norm(c.hidden_size, c.norm_eps)
         self.token_bias = TokenBias(c.vocab_size, mesh) if c.has_token_bias else None
-
-    def own_name(self, name: str) -> str:
-        for pattern, ours in self.NAMES.items():
-            name = re.sub(pattern, ours, name)
-        return name
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = super().compute_logits(self.head_norm(self.head_act(self.head_dense(hidden))))

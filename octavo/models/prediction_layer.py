@@ -24,6 +24,7 @@ from octavo.layers.linear import ColumnLinear
 from octavo.models.blocks import GatedLayer, stream_norm
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.draft_heads import Borrower
 from octavo.models.hybrid import ATTENTION, HybridConfig
 from octavo.models.registry import ModelClass, resolve_model
 from octavo.models.streams import StreamsConfig, StreamsDecoder
@@ -154,7 +155,7 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
 """By class of the family; others are like DeepSeek V3."""
 
 
-class PredictionLayer(DecoderStack):
+class PredictionLayer(Borrower):
     """What a family's class becomes the first of its prediction layers with, as the base before it.
 
     Its input and its result are those of a `DraftHead`: the states are the model's last hidden states.
@@ -211,7 +212,6 @@ class PredictionLayer(DecoderStack):
             layer.shared_head.norm = stream_norm(c)
         if self.has_own_head:
             layer.shared_head.head = LMHead(c.hidden_size, c.vocab_size, Mesh.single())
-        self._lent: tuple[DecoderStack] | None = None
 
     def _add_projections(self, c: DecoderConfig) -> None:
         self._layer.eh_proj = ColumnLinear(2 * c.hidden_size, c.hidden_size, Mesh.single())
@@ -219,20 +219,6 @@ class PredictionLayer(DecoderStack):
     @property
     def received_size(self) -> int | None:
         return self.config.hidden_size
-
-    def lend(self, model: DecoderStack) -> None:
-        """Use the token embedding of the loaded model, and its head where this layer has none of its own."""
-        self._lent = (model,)  # no part of this module
-
-    def _embedded(self, batch: ModelInput) -> Tensor:
-        assert batch.received is not None, "a prediction layer reads hidden states"
-        if self._lent is None:  # a dry run
-            return torch.empty(
-                (len(batch.token_ids), self.config.hidden_size), dtype=batch.received.hidden.dtype, device="meta"
-            )
-        (model,) = self._lent
-        assert model.embed_tokens is not None
-        return model.embed_tokens(batch.token_ids)
 
     @property
     def _layer(self) -> Any:
@@ -254,7 +240,7 @@ class PredictionLayer(DecoderStack):
         """Return the stream behind the layer, [tokens, hidden]."""
         assert batch.received is not None
         first = self._layer
-        read = first.enorm(self._embedded(batch)), first.hnorm(batch.received.hidden)
+        read = first.enorm(self.embedded(batch)), first.hnorm(batch.received.hidden)
         x, residual = first.eh_proj(torch.cat(read[::-1] if self.layout.are_states_first else read, 1)), None
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
@@ -269,11 +255,7 @@ class PredictionLayer(DecoderStack):
         hidden = hidden if self.layout.is_normed else self._normed(hidden)
         if self.has_own_head:
             return self._layer.shared_head.head(hidden)
-        if self._lent is None:  # a dry run
-            return torch.empty(len(hidden), self.config.vocab_size, device="meta")
-        (model,) = self._lent
-        assert model.embed_tokens is not None
-        return model.embed_tokens.mesh.gather(model.compute_logits(hidden))[:, : self.config.vocab_size].contiguous()
+        return self.lent_logits(hidden)
 
 
 class StreamsPredictionLayer(PredictionLayer):
@@ -304,7 +286,7 @@ class StreamsPredictionLayer(PredictionLayer):
         layer, streams = self._layer, self.config.streams
         normed = layer.hnorm(batch.received.hidden.reshape(-1, self._norm_width))
         states = layer.h_proj(normed.view(-1, streams.dim))
-        embedded = layer.e_proj(layer.enorm(self._embedded(batch))).repeat_interleave(streams.count, 0)
+        embedded = layer.e_proj(layer.enorm(self.embedded(batch))).repeat_interleave(streams.count, 0)
         x, _ = layer(self.add(states, embedded).view(-1, streams.width), None, batch)
         return x
 

@@ -5,7 +5,6 @@ Source: Qwen's releases.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -219,6 +218,7 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
     """The text model. Its last streams become one behind gates, which no norm follows."""
 
     RENAMED = {"shared_experts": "shared_expert", "gated_norm": "norm", "hc_head": "hyper_connection_mixer"}
+    NAMES = {r"\b(layers\.\d+)\.ple\.": r"\1.linear_attn.ple."}
     LAST_STAGE = (*StreamsDecoder.LAST_STAGE, "hyper_connection_mixer")
     IGNORED = (*StreamsDecoder.IGNORED, r"hyper_connection_mixer\.block_inject_weight\.weight", r"mtp\..*")
 
@@ -284,9 +284,6 @@ class Qwen4ExpForCausalLM(StreamsDecoder):
         assert self.hc_head is not None, "only the last stage has the head"
         stream: Tensor = self.hc_head(x)
         return stream
-
-    def own_name(self, name: str) -> str:
-        return re.sub(r"\b(layers\.\d+)\.ple\.", r"\1.linear_attn.ple.", name)
 
 
 def _delta_net(c: Any, mesh: Mesh, layer: int) -> NgramDeltaNet:

@@ -55,11 +55,7 @@ class SolarForCausalLM(GatedDecoder):
 
     def __init__(self, c: SkipConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        if not self.is_first or not self.is_last:
-            raise ConfigError(
-                "pipeline_parallel_size: streams of this model join later ones, which stages do not pass on; use "
-                "tensor_parallel_size"
-            )
+        self.need_one_stage("streams of this model join later ones, which stages do not pass on")
         self._joins = c.joins
         self.kept, self.own = Elementwise("scaled", c.kept_share), Elementwise("scaled", 1.0 - c.kept_share)
         self.add_streams = addition()
