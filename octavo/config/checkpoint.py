@@ -118,7 +118,7 @@ class Checkpoint(Section):
             return opened
         if not (path / CONFIG).is_file():
             layout = f"expected a model directory in Hugging Face layout{other_folder(path)}"
-            raise CheckpointError(f"{path}: has no {CONFIG}; {layout}")
+            raise CheckpointError(f"{path}: has no {CONFIG} and no GGUF file; {layout}")
         config = of_layers(read_json_object(path / CONFIG), str(path / CONFIG))
         for name in _QUANTIZATION_CONFIGS:
             if config.get(QUANTIZATION) is None and (path / name).is_file():

@@ -231,8 +231,8 @@ def _strings(argument: Argument, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if isinstance(items, list | tuple) and len(items) == 1 and str(items[0]).startswith("["):
         items = _json_list(items[0])
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
-        shown = "not what it should be" if argument.arg.is_secret else repr(value)
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item.strip() for item in items):
+        shown = "blank, or no text" if argument.arg.is_secret else repr(value)
         raise ConfigError(f"{argument.name} is {shown}, expected text or a list of texts, none of them empty")
     return tuple(items)
 
@@ -335,7 +335,10 @@ def from_text(argument: Argument, text: str, where: str) -> Any:
             raise ConfigError(f"{where}={text!r} is neither true nor false")
         return word in _TRUE
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if argument.arg.is_secret and not parts:  # a secret that was not filled in would leave the server open
+            raise ConfigError(f"{where} is set and empty; give a key, or unset it")
+        return parts
     if kind in (int, float) and not argument.is_size:
         try:
             return whole_number(text) if kind is int else kind(text)

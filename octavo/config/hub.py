@@ -302,4 +302,9 @@ def _reason(error: Exception) -> str:
     """Return why a download failed, in one line, with a remedy where the disk is full."""
     if is_disk_full(error):
         return "the disk is full; free some space, or name a directory on another disk with download_dir"
+    if isinstance(error, OSError) and error.filename is not None:
+        return (
+            f"{error.filename} cannot be written or read ({error.strerror}); name a directory that may be written to "
+            "with download_dir, or HF_HOME"
+        )
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -43,7 +43,7 @@ def write_safetensors(path: Path, **tensors: tuple[str, list[int]]) -> None:
     ("make", "message"),
     [
         (lambda path: path / "missing", "does not exist; expected a directory"),
-        (lambda path: path, "has no config.json"),
+        (lambda path: path, "has no config.json and no GGUF file"),
         (lambda path: (path / "file").touch() or path / "file", "is a file; expected a directory"),
     ],
 )

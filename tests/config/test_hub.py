@@ -176,6 +176,12 @@ def test_an_unreachable_hub_is_said_plainly(tmp_path: Path) -> None:
         locate("octavo-tinny", endpoint=gone, cache_dir=tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file.* cannot be written or read .*; name a directory .* download_dir"):
+        locate("someone/both", endpoint=hub.address, cache_dir=tmp_path / "file" / "cache")
+
+
 def test_a_name_that_no_disk_takes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"x{60}: cannot be looked for \(File name too long\); check the path"):
         locate("x" * 3000)

@@ -75,6 +75,15 @@ def test_a_wrong_variable_is_named() -> None:
         gather(EngineArgs, {}, environ={"OCTAVO_BLOCK_SIZE": "0"})
 
 
+def test_a_key_that_is_not_filled_in_is_refused() -> None:
+    for text in ("", " , "):
+        with pytest.raises(ConfigError, match="OCTAVO_API_KEY is set and empty; give a key, or unset it"):
+            gather(ServerArgs, {}, environ={"OCTAVO_API_KEY": text})
+    for key in ("", " "):
+        with pytest.raises(ConfigError, match="admin_api_key is blank, or no text, expected"):
+            ServerArgs(admin_api_key=(key,))
+
+
 def test_keywords_of_llm_win_over_variables_and_are_checked_by_name() -> None:
     environ = {"OCTAVO_SEED": "1", "OCTAVO_OP_OVERRIDES": "rms_norm=reference"}
     args = engine_args({"seed": 2}, environ)
