@@ -22,12 +22,15 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 # in engines and servers too, also those in processes of their own
 os.environ["OCTAVO_THREADS"] = "1"
-# processes that may not keep compiled modules compile octavo at each start, a fifth of its time
+# processes that may not keep compiled modules compile octavo at each start, a fifth of its time; this one would rewrite
+# the asserts of all files of tests in each run, for 7 s of each worker
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # 4 GiB are a quarter of a million blocks of a tiny model, whose lists take longer than its weights
 os.environ["OCTAVO_SWAP_SPACE"] = "0.0625"
-# most engines make cycles of few objects
+# most engines make cycles of few objects; what is imported and collected before the tests stays
 gc.set_threshold(10_000, 20, 20)
+gc.disable()
 _num_modules = 0
 """How many were imported when the last were kept out of the search for garbage."""
 _file: Path | None = None
@@ -79,6 +82,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("long") is not None]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -152,12 +153,11 @@ def _choose(
     return operator.reference, Choice(operator.name, REFERENCE, "; ".join(refused) or "the only implementation")
 
 
-def _files_of(package: str) -> list[str]:
+@cache
+def _files_of(package: str) -> tuple[str, ...]:
     """Return the modules of a package without the private ones; none when the package does not exist."""
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        return []
-    found = pkgutil.iter_modules(spec.submodule_search_locations)
-    return sorted(
-        f"{package}.{each.name}" for each in found if not each.name.startswith("_") and each.name != "registry"
-    )
+        return ()
+    names = (each.name for each in pkgutil.iter_modules(spec.submodule_search_locations))
+    return tuple(sorted(f"{package}.{name}" for name in names if not name.startswith("_") and name != "registry"))

@@ -39,9 +39,9 @@ class Sizes(NamedTuple):
 CHOOSING = Sizes(3, 16, 4, 8, Sight(0.25, 7, 4, 5), 75)
 ALL = Sizes(3, 20, 0, 0, Sight(0.25, 7, 6), 75)
 ALONE = Sizes(3, 16, 0, 0, Sight(0.25, 7), 40)
-RELEASED = Sizes(8, 512, 64, 128, Sight(512**-0.5, 128, 4, 40), 300)
+RELEASED = Sizes(8, 512, 64, 128, Sight(512**-0.5, 128, 4, 40), 200)
 """Of fewer heads and choices than in a release."""
-RELEASED_ALL = Sizes(8, 512, 0, 0, Sight(512**-0.5, 128, 128), 300)
+RELEASED_ALL = Sizes(8, 512, 0, 0, Sight(512**-0.5, 128, 128), 270)
 
 
 class Inputs(NamedTuple):
@@ -108,15 +108,14 @@ def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, name: str) -> N
     inputs, length, own = made(sizes, sizes.length), sizes.length, IMPLEMENTED[name]
     whole = run(inputs, sizes, [length], own=own)
     assert whole.isfinite().all()
-    ends = sorted({*range(1, length, 67), *range(length - 9, length + 1)})
+    ends = sorted({*range(1, length, 67), *range(length - 5, length + 1)})
     assert torch.equal(run(inputs, sizes, ends, own=own), whole)
     other = made(sizes, length // 2 + 3, seed=1)
     assert torch.equal(run(inputs, sizes, ends, other, own=own), whole)
-    for count in (1, 2):
-        with threads(count):
-            assert torch.equal(run(inputs, sizes, ends, own=own), whole)
-        if name in LEVELS:
-            assert torch.equal(run(inputs, sizes, ends, own=ops(name, count)), whole)
+    with threads(2):
+        assert torch.equal(run(inputs, sizes, ends, own=own), whole)
+    if name in LEVELS:  # whose kernels had two threads so far
+        assert torch.equal(run(inputs, sizes, ends, own=ops(name, 1)), whole)
 
 
 @pytest.mark.parametrize("sizes", [CHOOSING, RELEASED, RELEASED_ALL, ALONE])

@@ -15,12 +15,11 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
-from octavo.devices.dry_run import storage_of
+from octavo.devices.dry_run import storage_of, tensors_in
 from octavo.devices.watch import Watch, watched
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, An
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name.startswith("__i") or "out" in kwargs or "inplace" in kwargs:
         return False
-    inputs = {storage_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-    outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+    inputs = {storage_of(each) for each in tensors_in((args, kwargs))}
+    outputs = tensors_in(result)
     # without outputs it has read a value
     return bool(outputs) and all(storage_of(each) in inputs for each in outputs)
