@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
@@ -53,31 +54,22 @@ class UnpinPrefixResponse(Struct, frozen=True):
     unpinned: bool
 
 
-async def tokenize(context: ServerContext, request: Request) -> Response:
-    """Return the token ids of a text or a conversation."""
-    return await _respond(context, request, TokenizeRequest)
+def _about_tokens(kind: type[TokensRequest], summary: str) -> Callable[[ServerContext, Request], Awaitable[Response]]:
+    """Make the handler of requests about tokens, which an adapter does not change. summary: of what it does."""
+
+    async def respond(context: ServerContext, request: Request) -> Response:
+        response = await context.texts.respond(request, kind)
+        await context.models.adapter(response.model)  # raises ApiError 404
+        return Response(response.body, media_type="application/json")
+
+    respond.__doc__ = summary
+    return respond
 
 
-async def detokenize(context: ServerContext, request: Request) -> Response:
-    """Return the text of token ids."""
-    return await _respond(context, request, DetokenizeRequest)
-
-
-async def count_tokens(context: ServerContext, request: Request) -> Response:
-    """Return how many tokens a conversation has."""
-    return await _respond(context, request, CountTokensRequest)
-
-
-async def input_tokens(context: ServerContext, request: Request) -> Response:
-    """Return how many tokens an input has."""
-    return await _respond(context, request, InputTokensRequest)
-
-
-async def _respond(context: ServerContext, request: Request, kind: type[TokensRequest]) -> Response:
-    """Return the response to a request about tokens, which an adapter does not change. Raises ApiError 404."""
-    response = await context.texts.respond(request, kind)
-    await context.models.adapter(response.model)
-    return Response(response.body, media_type="application/json")
+tokenize = _about_tokens(TokenizeRequest, "Return the token ids of a text or a conversation.")
+detokenize = _about_tokens(DetokenizeRequest, "Return the text of token ids.")
+count_tokens = _about_tokens(CountTokensRequest, "Return how many tokens a conversation has.")
+input_tokens = _about_tokens(InputTokensRequest, "Return how many tokens an input has.")
 
 
 async def pin_prefix(context: ServerContext, request: Request) -> PinPrefixResponse:
