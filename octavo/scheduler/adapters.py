@@ -163,22 +163,19 @@ class Adapters:
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of `SchedulerStats` about adapters."""
-        registry = self._registry
-        return {
-            "max_adapters": self._num_slots,
-            "running_adapters": _names(registry.on_device),
-            "num_waiting_adapters": registry.waiting.num_adapters + len(self._swapped_alone()),
-            "waiting_adapters": self._waiting_names(),
-        }
-
-    def _waiting_names(self) -> tuple[str, ...]:
         waiting = self._registry.waiting
         if waiting.num_adapter_changes != self._names_of[0]:
             first = islice(waiting.one_of_each_adapter(), MOST_ADAPTER_NAMES)
             self._names_of = waiting.num_adapter_changes, _names(first)
         names = self._names_of[1]
-        swapped = self._swapped_alone()
-        return tuple(sorted({*names, *_names(swapped.values())}))[:MOST_ADAPTER_NAMES] if swapped else names
+        if swapped := self._swapped_alone():
+            names = tuple(sorted({*names, *_names(swapped.values())}))[:MOST_ADAPTER_NAMES]
+        return {
+            "max_adapters": self._num_slots,
+            "running_adapters": _names(self._registry.on_device),
+            "num_waiting_adapters": waiting.num_adapters + len(swapped),
+            "waiting_adapters": names,
+        }
 
     def _swapped_alone(self) -> dict[str, SequenceGroup]:
         """Return a group in host memory for each adapter that no other group waits with."""
