@@ -22,6 +22,12 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Submits what `kernel` does with the arguments for rows [begin, end), in pieces of at least `grain` rows.
+template <class Arguments>
+void submit_rows(Cpu& cpu, const Arguments& a, int rows, int grain, void (*kernel)(const Arguments&, int begin, int end)) {
+  cpu.submit([=, &cpu] { cpu.pool.run_pieces(rows, grain, [&](int begin, int end, int) { kernel(a, begin, end); }); });
+}
+
 // Throws std::out_of_range, IndexError in Python, unless numbers[i] + offset are all in [0, rows).
 void check_rows(const std::int64_t* numbers, int count, std::int64_t offset, std::int64_t rows, const char* name);
 

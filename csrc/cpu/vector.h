@@ -232,6 +232,14 @@ inline float sum_over(int dim, const Step& step) {
   return sum_of(add(add(a, b), add(c, d)));
 }
 
+template <class Element>
+inline float sum_of_squares(const Element* x, int dim) {
+  return sum_over(dim, [&](Floats sum, int i, int count) {
+    const Floats value = load_some(x + i, count);
+    return fma(value, value, sum);
+  });
+}
+
 // e^x to about one unit in the last place: x = n ln 2 + r, a minimax polynomial in r with a relative error of 4e-9 and
 // exactly 1 at 0, times 2^n. Below -87.3 the result is 0, -inf included; from 88.8 on, and for some levels from 88.4 on,
 // it is inf; NaN stays NaN.
@@ -250,7 +258,13 @@ inline Floats exponential(Floats x) {
   return scale_unless_less(p, n, x, all(-87.3f));
 }
 
-// To about two units in the last place: near 0 a polynomial (Cephes again), elsewhere 1 - 2 / (e^2|x| + 1).
+// tanh to about 1e-7: 1 - 2 / (e^2|x| + 1).
+inline Floats far_tangent_hyperbolic(Floats x) {
+  const Floats size = absolute(x);
+  return copy_sign(sub(all(1.0f), div(all(2.0f), add(exponential(add(size, size)), all(1.0f)))), x);
+}
+
+// To about two units in the last place: near 0 a polynomial (Cephes again).
 inline Floats tangent_hyperbolic(Floats x) {
   const Floats size = absolute(x), square = mul(x, x);
   Floats p = all(-5.70498872745e-3f);
@@ -259,8 +273,7 @@ inline Floats tangent_hyperbolic(Floats x) {
   p = fma(p, square, all(1.33314422036e-1f));
   p = fma(p, square, all(-3.33332819422e-1f));
   const Floats near = fma(mul(p, square), x, x);
-  const Floats far = sub(all(1.0f), div(all(2.0f), add(exponential(add(size, size)), all(1.0f))));
-  return where_less(size, all(0.625f), near, copy_sign(far, x));
+  return where_less(size, all(0.625f), near, far_tangent_hyperbolic(x));
 }
 
 // The error function to 2e-7. Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
@@ -284,8 +297,10 @@ inline Floats softplus(Floats x) {
   return fma(series, ratio, maximum(zero(), x));  // NaN stays
 }
 
-// x / (1 + e^-x)
-inline Floats silu(Floats x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+// x / (1 + e^-gate)
+inline Floats times_sigmoid(Floats x, Floats gate) { return div(x, add(all(1.0f), exponential(sub(zero(), gate)))); }
+
+inline Floats silu(Floats x) { return times_sigmoid(x, x); }
 
 }  // namespace
 }  // namespace octavo

@@ -248,9 +248,7 @@ inline void write_row(const Attention& a, const float* k, const float* v, std::u
 
 inline void load_row(const void* base, std::int64_t first, Type type, int dim, float* row) {
   const auto copy = [&](const auto* x) {
-    int i = 0;
-    for (; i + kLanes <= dim; i += kLanes) store(row + i, load(x + i));
-    if (i < dim) store(row + i, load_some(x + i, dim - i));
+    for_vectors(dim, [&](int i, int count) { store(row + i, load_some(x + i, count)); });
   };
   type == Type::float32 ? copy(static_cast<const float*>(base) + first) : copy(static_cast<const bf16*>(base) + first);
 }

@@ -294,9 +294,7 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
     const Floats share = all(factor / weight);
     const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + item.kv_head * group + r % group) * a.value_dim;
     const auto write = [&](auto* out) {
-      int i = 0;
-      for (; i + kLanes <= a.value_dim; i += kLanes) store(out + i, mul(load(sums + i), share));
-      if (i < a.value_dim) store_some(out + i, mul(load(sums + i), share), a.value_dim - i);
+      for_vectors(a.value_dim, [&](int i, int count) { store_some(out + i, mul(load(sums + i), share), count); });
     };
     a.type == Type::float32 ? write(static_cast<float*>(a.out) + first) : write(static_cast<bf16*>(a.out) + first);
   }

@@ -50,12 +50,6 @@ inline Floats lane_numbers() {
 #endif
 }
 
-// tanh to about 1e-7: 1 - 2 / (e^2x + 1).
-inline Floats hyperbolic_tangent(Floats x) {
-  const Floats power = exponential(add(absolute(x), absolute(x)));
-  return copy_sign(sub(all(1.0f), div(all(2.0f), add(power, all(1.0f)))), x);
-}
-
 inline float first_lane(Floats x) {
 #if defined(__AVX512F__)
   return _mm512_cvtss_f32(x);
@@ -92,7 +86,7 @@ inline float weigh(float* scores, const float* factors, int begin, int end, cons
     Floats x = mul(load(scores + j), load(factors + j));
     if constexpr (IsBent) {
       if (bend.soft_cap != 0.0f)
-        x = mul(hyperbolic_tangent(div(x, all(bend.soft_cap))), all(bend.soft_cap * kLog2E));
+        x = mul(far_tangent_hyperbolic(div(x, all(bend.soft_cap))), all(bend.soft_cap * kLog2E));
       x = fma(all(bend.slope), add(all(bend.distance + static_cast<float>(j)), lane_numbers()), x);
       if (bend.biases) x = add(x, load(bend.biases + j));
     }

@@ -109,18 +109,6 @@ void run_choice(Cpu& cpu, const Choice& a, int count, int width, std::int32_t* c
 
 void bind_choice(nb::class_<Cpu>& cpu) {
   cpu.def(
-      "choose_tokens",
-      [](Cpu& cpu, Address queries, Address weights, Address keys, Address table, Address scores, Address chosen,
-         std::int64_t query_stride, std::int64_t block_stride, std::int64_t token_stride, std::int64_t score_stride, int tokens,
-         int first_position, int heads, int size, int block_size, int count, int type, int key_type) {
-        const Choice a{pointer(queries), pointer<float>(weights), pointer<std::uint8_t>(keys), pointer<std::int32_t>(table),
-                       pointer<float>(scores), query_stride, block_stride, token_stride, score_stride, tokens, first_position,
-                       heads, size, block_size, 1, static_cast<Type>(type), static_cast<Type>(key_type)};
-        cpu.submit([&cpu, a, count, chosen] { run_choice(cpu, a, count, 0, pointer<std::int32_t>(chosen)); });
-      },
-      nb::call_guard<nb::gil_scoped_release>(),
-      "Choose the tokens that consecutive queries of a sequence attend to; see csrc/cpu/choice/choice.h.");
-  cpu.def(
       "choose_windows",
       [](Cpu& cpu, Address queries, Address weights, Address keys, Address table, Address scores, Address chosen,
          std::int64_t query_stride, std::int64_t block_stride, std::int64_t token_stride, std::int64_t score_stride, int tokens,
@@ -131,7 +119,8 @@ void bind_choice(nb::class_<Cpu>& cpu) {
         cpu.submit([&cpu, a, count, width, chosen] { run_choice(cpu, a, count, width, pointer<std::int32_t>(chosen)); });
       },
       nb::call_guard<nb::gil_scoped_release>(),
-      "The same where every `rate` tokens have a key: `count` numbers of keys, or `width` of tokens where it is not 0.");
+      "Choose keys, of which every `rate` tokens have one, for consecutive queries of a sequence: `count` numbers of keys, or "
+      "`width` of tokens where it is not 0; see csrc/cpu/choice/choice.h.");
 }
 
 }  // namespace octavo

@@ -21,9 +21,7 @@ void submit_elementwise(Cpu& cpu, int function, Address x, Address y, Address ou
                         std::int64_t y_stride, int width, int type, float parameter, float limit) {
   const Elementwise a{static_cast<Function>(function), pointer(x), pointer(y), pointer(out), x_stride, y_stride,
                       width,                           static_cast<Type>(type), parameter, limit};
-  cpu.submit([&cpu, a, rows, kernel = elementwise_kernels(cpu.level).elementwise] {
-    cpu.pool.run_pieces(rows, rows_grain(a.width), [&](int begin, int end, int) { kernel(a, begin, end); });
-  });
+  submit_rows(cpu, a, rows, rows_grain(width), elementwise_kernels(cpu.level).elementwise);
 }
 
 }  // namespace

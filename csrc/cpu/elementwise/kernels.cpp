@@ -32,12 +32,9 @@ void map_rows(const Elementwise& a, int begin, int end, const Apply& apply) {
     const Element* x = static_cast<const Element*>(a.x) + row * a.x_stride;
     const Element* y = a.y ? static_cast<const Element*>(a.y) + row * a.y_stride : nullptr;
     Element* out = static_cast<Element*>(a.out) + static_cast<std::int64_t>(row) * a.width;
-    const auto at = [&](int i, int count) {
+    for_vectors(a.width, [&](int i, int count) {
       store_some(out + i, apply(load_some(x + i, count), y ? load_some(y + i, count) : zero()), count);
-    };
-    int i = 0;
-    for (; i + kLanes <= a.width; i += kLanes) at(i, kLanes);
-    if (i < a.width) at(i, a.width - i);
+    });
   }
 }
 
@@ -56,9 +53,7 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
     case Function::gelu_tanh_and_mul:
       return map_rows<Element>(a, begin, end, [](Floats gate, Floats up) { return mul(gelu_tanh(gate), up); });
     case Function::gated_by_sigmoid:
-      return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) {
-        return div(x, add(all(1.0f), exponential(sub(zero(), gate))));
-      });
+      return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) { return times_sigmoid(x, gate); });
     case Function::gated_by_softplus:
       return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) { return mul(x, softplus(gate)); });
     case Function::scaled:
@@ -85,8 +80,7 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
         up = where_less(most, up, most, up);
         const Floats least = sub(zero(), most);
         up = where_less(up, least, least, up);
-        const Floats glu = div(gate, add(all(1.0f), exponential(sub(zero(), mul(gate, p)))));
-        return mul(add(up, all(1.0f)), glu);
+        return mul(add(up, all(1.0f)), times_sigmoid(gate, mul(gate, p)));
       });
   }
 }

@@ -184,9 +184,7 @@ const ExpertKernels& expert_kernels(Level level) {
 }
 
 void submit_inputs(Cpu& cpu, const ExpertInputs& a, int tokens) {
-  cpu.submit([=, &cpu, add = expert_kernels(cpu.level).inputs] {
-    cpu.pool.run_pieces(tokens, rows_grain(a.width), [&](int begin, int end, int) { add(a, begin, end); });
-  });
+  submit_rows(cpu, a, tokens, rows_grain(a.width), expert_kernels(cpu.level).inputs);
 }
 
 int bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
@@ -285,9 +283,7 @@ void bind_experts(nb::class_<Cpu>& cpu) {
         const ExpertSum a{pointer<const float>(rows), pointer<const std::int32_t>(places), pointer<const float>(weights),
                           pointer<const void>(shared), shared_stride, pointer<const float>(gate), pointer(out), top_k,
                           width, static_cast<Type>(type)};
-        cpu.submit([=, &cpu, sum = expert_kernels(cpu.level).sum] {
-          cpu.pool.run_pieces(tokens, rows_grain(a.width * a.top_k), [&](int begin, int end, int) { sum(a, begin, end); });
-        });
+        submit_rows(cpu, a, tokens, rows_grain(width * top_k), expert_kernels(cpu.level).sum);
       },
       nb::call_guard<nb::gil_scoped_release>(), "Weighted sums of the rows of tokens' experts.");
   cpu.def(

@@ -26,9 +26,7 @@ void bind_hyper(nb::class_<Cpu>& cpu) {
          int rows, int count, int rounds, float eps, float most) {
         const HyperMixing a{pointer<float>(products), stride, pointer<float>(scale), pointer<float>(base), pointer<float>(read),
                             pointer<float>(write), pointer<float>(mix), count, rounds, eps, most};
-        cpu.submit([&cpu, a, rows, kernel = hyper_kernels(cpu.level).mixing] {
-          cpu.pool.run_pieces(rows, kMixingGrain, [&](int begin, int end, int) { kernel(a, begin, end); });
-        });
+        submit_rows(cpu, a, rows, kMixingGrain, hyper_kernels(cpu.level).mixing);
       },
       nb::call_guard<nb::gil_scoped_release>(), "What blocks read and write of streams; see csrc/cpu/hyper/hyper.h.");
   cpu.def(
@@ -38,9 +36,7 @@ void bind_hyper(nb::class_<Cpu>& cpu) {
         const HyperStreams a{static_cast<HyperFunction>(function), pointer(x), pointer(other), stride, other_stride,
                              pointer<float>(weights), weight_stride, pointer<float>(mix), pointer(out), count, dim, eps,
                              static_cast<Type>(type)};
-        cpu.submit([&cpu, a, rows, kernel = hyper_kernels(cpu.level).streams] {
-          cpu.pool.run_pieces(rows, rows_grain(a.count * a.dim), [&](int begin, int end, int) { kernel(a, begin, end); });
-        });
+        submit_rows(cpu, a, rows, rows_grain(count * dim), hyper_kernels(cpu.level).streams);
       },
       nb::call_guard<nb::gil_scoped_release>(), "A function of streams that hyper-connections join; see csrc/cpu/hyper/hyper.h.");
 }

@@ -14,8 +14,7 @@ constexpr int kMostEntries = kMostHyperStreams * kMostHyperStreams;
 void hyper_weights(const float* x, float scale, const float* base, int count, float factor, float eps, float* out) {
   for_vectors(count, [&](int i, int some) {
     const Floats value = add(mul(load_some(x + i, some), all(scale)), load_some(base + i, some));
-    const Floats share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), value))));
-    store_some(out + i, add(mul(share, all(factor)), all(eps)), some);
+    store_some(out + i, add(mul(times_sigmoid(all(1.0f), value), all(factor)), all(eps)), some);
   });
 }
 
@@ -97,11 +96,7 @@ void mix_streams(const HyperStreams& a, const Element* x, const Element* other, 
 template <class Element>
 void norm_streams(const HyperStreams& a, const Element* x, float* out) {
   const int width = a.count * a.dim;
-  const float squares = sum_over(width, [&](Floats total, int i, int some) {
-    const Floats value = load_some(x + i, some);
-    return fma(value, value, total);
-  });
-  const Floats scale = all(1.0f / std::sqrt(squares / static_cast<float>(width) + a.eps));
+  const Floats scale = all(1.0f / std::sqrt(sum_of_squares(x, width) / static_cast<float>(width) + a.eps));
   for_vectors(width, [&](int i, int some) {
     store_some(out + i, mul(mul(load_some(x + i, some), scale), load_some(a.weights + i, some)), some);
   });

@@ -20,9 +20,7 @@ void bind_norm(nb::class_<Cpu>& cpu) {
          int heads, int dim, float eps, int type, float offset) {
         const RmsNorm norm{pointer(x), pointer(residual), pointer(weight), pointer(sum), pointer(out),           x_stride,
                            heads,      dim,               eps,             offset,       static_cast<Type>(type)};
-        cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).rms_norm] {
-          cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
-        });
+        submit_rows(cpu, norm, rows, rows_grain(dim), norm_kernels(cpu.level).rms_norm);
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "RMS norm of rows, with the residual addition before it where `residual` and `sum` are not 0.");
@@ -33,9 +31,7 @@ void bind_norm(nb::class_<Cpu>& cpu) {
         const LayerNorm norm{pointer(x),   pointer(residual), pointer(weight), pointer(bias), pointer(sum),
                              pointer(out), x_stride,          heads,           dim,           has_weights_of_heads,
                              eps,          static_cast<Type>(type)};
-        cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).layer_norm] {
-          cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
-        });
+        submit_rows(cpu, norm, rows, rows_grain(dim), norm_kernels(cpu.level).layer_norm);
       },
       nb::call_guard<nb::gil_scoped_release>(), "Layer norm of rows, likewise; weight and bias may be 0.");
 }

@@ -30,11 +30,7 @@ void widen_row(const Element* x, int dim, float scale, float* out) {
 
 template <class Element>
 float scale_to_one(const Element* x, int dim) {
-  const float squares = sum_over(dim, [&](Floats sum, int i, int count) {
-    const Floats value = load_some(x + i, count);
-    return fma(value, value, sum);
-  });
-  return 1.0f / __builtin_sqrtf(squares + 1e-6f);
+  return 1.0f / __builtin_sqrtf(sum_of_squares(x, dim) + 1e-6f);
 }
 
 template <class Element>

@@ -117,9 +117,7 @@ void bind_recurrent(nb::class_<Cpu>& cpu) {
          int rows, int dim, int group, int weight_size, bool is_gate_first, float eps, int type) {
         const GatedNorm a{pointer(x), pointer(gate), pointer(weight), pointer(out), x_stride, gate_stride, dim, group,
                           weight_size, is_gate_first, eps, static_cast<Type>(type)};
-        cpu.submit([&cpu, a, rows, kernel = recurrent_kernels(cpu.level).gated_norm] {
-          cpu.pool.run_pieces(rows, rows_grain(2 * a.dim), [&](int begin, int end, int) { kernel(a, begin, end); });
-        });
+        submit_rows(cpu, a, rows, rows_grain(2 * dim), recurrent_kernels(cpu.level).gated_norm);
       },
       nb::call_guard<nb::gil_scoped_release>(), "RMS norm of groups of each row, beside a gate.");
 }

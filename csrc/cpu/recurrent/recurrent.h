@@ -22,8 +22,6 @@ struct StateRows {
   int rows, block_size;
 };
 
-constexpr int kMostTaps = 4;
-
 // out = after * act(bias + sum over j of weight[j] * (before * x)[token - taps + 1 + j]), each [tokens, channels]. A state
 // is the last taps - 1 inputs [taps - 1, channels], oldest first.
 struct Convolution {

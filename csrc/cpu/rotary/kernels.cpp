@@ -12,11 +12,7 @@ namespace {
 template <class Element>
 float scale_of(const Element* x, const Element* weight, int dim, float eps) {
   if (!weight) return 1.0f;
-  const float squares = sum_over(dim, [&](Floats sum, int i, int count) {
-    const Floats value = load_some(x + i, count);
-    return fma(value, value, sum);
-  });
-  return 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+  return 1.0f / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
 }
 
 template <class Element>

@@ -41,9 +41,7 @@ void bind_rotary(nb::class_<Cpu>& cpu) {
       "rotary_table",
       [](Cpu& cpu, Address frequencies, int pairs, int positions, float factor, Address out) {
         const RotaryTable table{pointer<float>(frequencies), pointer<float>(out), pairs, factor};
-        cpu.submit([&cpu, table, positions, kernel = rotary_kernels(cpu.level).table] {
-          cpu.pool.run_pieces(positions, 256, [&](int begin, int end, int) { kernel(table, begin, end); });
-        });
+        submit_rows(cpu, table, positions, 256, rotary_kernels(cpu.level).table);
       },
       nb::call_guard<nb::gil_scoped_release>(), "Cosines and sines of position * frequency.");
 }

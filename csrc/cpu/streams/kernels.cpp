@@ -57,11 +57,7 @@ void add_to_others(const Streams& a, const Element* x, const Element* y, Element
 
 template <class Element>
 float size_of(const Element* x, int dim, float least) {
-  const float squares = sum_over(dim, [&](Floats total, int i, int count) {
-    const Floats value = load_some(x + i, count);
-    return fma(value, value, total);
-  });
-  const float mean = squares / static_cast<float>(dim);
+  const float mean = sum_of_squares(x, dim) / static_cast<float>(dim);
   return std::sqrt(mean < least ? least : mean);
 }
 

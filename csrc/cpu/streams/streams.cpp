@@ -25,9 +25,7 @@ void bind_streams(nb::class_<Cpu>& cpu) {
                   active, deviations, static_cast<Type>(type)};
         std::transform(parts.begin(), parts.end(), a.parts, [](Address each) { return pointer(each); });
         std::copy(strides.begin(), strides.end(), a.strides);
-        cpu.submit([&cpu, a, rows, kernel = stream_kernels(cpu.level).streams] {
-          cpu.pool.run_pieces(rows, rows_grain(a.count * a.dim), [&](int begin, int end, int) { kernel(a, begin, end); });
-        });
+        submit_rows(cpu, a, rows, rows_grain(count * dim), stream_kernels(cpu.level).streams);
       },
       nb::call_guard<nb::gil_scoped_release>(), "A function of the streams of tokens; see csrc/cpu/streams/streams.h.");
 }
