@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -333,15 +333,18 @@ class GatedDecoder(DecoderStack):
     """A stack of decoder layers; `attention` and `mlp` make the modules of the layer with a given index.
 
     Its config is what `COMMON` reads beside the `FIELDS` (`models.fields`) of a family, where the config.json has the
-    values that are `EXPECTED`, or lacks their keys.
+    values that are `EXPECTED`, or lacks their keys, and has nothing under those that are `REFUSED`, by the reason.
     """
 
     COMMON: ClassVar[Callable[..., Any]] = DecoderConfig.common
     FIELDS: ClassVar[Mapping[str, Any]] = {}
     EXPECTED: ClassVar[Mapping[str, Any]] = {}
+    REFUSED: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     @classmethod
     def read(cls, c: Checkpoint) -> Any:
+        for reason, names in cls.REFUSED.items():
+            c.refuse(*names, because=reason)
         c.expect_all(**cls.EXPECTED)
         return cls.COMMON(c, **read_fields(c, cls.FIELDS))
 

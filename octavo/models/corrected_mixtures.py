@@ -7,8 +7,21 @@ from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.blocks import GatedDecoder, SandwichLayer, head_norms, width_norms
-from octavo.models.config import DecoderConfig, read_windows, windows_by_kind
-from octavo.models.fields import BETWEEN, BIAS, EPS, HEAD_DIM, LING, MLP_BIAS, TIED, Read, chosen, fields, flag
+from octavo.models.config import read_windows, windows_by_kind
+from octavo.models.fields import (
+    BETWEEN,
+    BIAS,
+    EPS,
+    HEAD_DIM,
+    LING,
+    MLP_BIAS,
+    TIED,
+    UNRELEASED,
+    Read,
+    chosen,
+    fields,
+    flag,
+)
 from octavo.models.sparse import (
     COUNTS,
     EITHER,
@@ -63,6 +76,7 @@ class BailingMoeForCausalLM(GatedDecoder):
     """Ling-lite and -plus: queries, keys and values are one tensor. Source: https://arxiv.org/abs/2503.05139."""
 
     RENAMED = LING
+    REFUSED = {UNRELEASED: ("norm_head", "multi_gate")}
     FIELDS = fields(
         qkv_bias=flag("use_qkv_bias"),
         out_bias=flag("use_bias"),
@@ -70,11 +84,6 @@ class BailingMoeForCausalLM(GatedDecoder):
         mixture=Read(read_mixture, is_normalized=NORMALIZED[True], **COUNTS),
         sparse=Read(dense_first, 0),
     )
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.refuse("norm_head", "multi_gate", because="no release has it, and it is not implemented")
-        return super().read(c)
 
 
 class BailingMoeV2ForCausalLM(GatedDecoder):
@@ -144,6 +153,8 @@ class Ernie4_5_MoeForCausalLM(GatedDecoder):  # noqa: N801
     Source: Baidu's releases.
     """
 
+    REFUSED = {"experts with biases are not implemented": ("use_bias",)}
+    EXPECTED = fields(moe_norm_min=1e-12)
     FIELDS = fields(
         mixture=Read(
             read_mixture,
@@ -158,12 +169,6 @@ class Ernie4_5_MoeForCausalLM(GatedDecoder):  # noqa: N801
         norm_eps=EPS,
         tied=TIED,
     )
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> DecoderConfig:
-        c.refuse("use_bias", because="experts with biases are not implemented")
-        c.expect("moe_norm_min", 1e-12)
-        return super().read(c)
 
 
 class ExaoneMoeForCausalLM(GatedDecoder):

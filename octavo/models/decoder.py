@@ -303,7 +303,10 @@ class DecoderStack(nn.Module):
         """Yield every layer with its path in the checkpoint."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
-                yield ".".join(filter(None, (self.RENAMED.get(part, part) for part in path.split(".")))), module
+                top, *parts = path.split(".")
+                # what is called like the last norm within a layer keeps its name
+                names = (part if part == "norm" else self.RENAMED.get(part, part) for part in parts)
+                yield ".".join(filter(None, (self.RENAMED.get(top, top), *names))), module
 
     def plain_bytes(self) -> int:
         """Return the bytes of all parameters before any layer is finished."""

@@ -145,6 +145,7 @@ class PanguUltraMoEForCausalLM(LatentDecoder):
     Source: https://arxiv.org/abs/2505.04519.
     """
 
+    REFUSED = {"it is not implemented": ("param_sink_number", "rope_scaling")}
     EXPECTED = fields(n_group=1, topk_group=1)
     FIELDS = fields(
         mixture=Read(_perhaps_biased),
@@ -153,9 +154,3 @@ class PanguUltraMoEForCausalLM(LatentDecoder):
         latent_eps=eps("rms_norm_eps", 1e-6),
         renamed=chosen("sandwich_norm", False, BETWEEN),
     )
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> LatentConfig:
-        c.refuse("param_sink_number", "rope_scaling", because="it is not implemented")
-        config: LatentConfig = super().read(c)
-        return config

@@ -176,13 +176,8 @@ class DeepseekV4ForCausalLM(StreamsDecoder):
 
     @classmethod
     def read(cls, c: Checkpoint) -> DeepseekV4Config:
-        c.expect("num_key_value_heads", 1)
-        c.expect("hidden_act", "silu")
-        c.expect("topk_method", "noaux_tc")
-        c.expect("scoring_func", "sqrtsoftplus")
-        c.expect("norm_topk_prob", True)
-        for name in ("attention_bias", "mlp_bias"):
-            c.expect(name, False)
+        c.expect_all(num_key_value_heads=1, hidden_act="silu", topk_method="noaux_tc", scoring_func="sqrtsoftplus")
+        c.expect_all(norm_topk_prob=True, attention_bias=False, mlp_bias=False)
         layers, heads, dim = (
             c.positive("num_hidden_layers"),
             c.positive("num_attention_heads"),

@@ -58,6 +58,7 @@ def read_cap(c: Checkpoint, name: str, default: float | None) -> float | None:
     return None if c.values[name] is None else c.positive_float(name)
 
 
+UNRELEASED: Final = "no release has it, and it is not implemented"
 BIAS: Final = flag("attention_bias")
 MLP_BIAS: Final = flag("mlp_bias")
 TIED: Final = flag("tie_word_embeddings", True)

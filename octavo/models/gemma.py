@@ -65,6 +65,7 @@ class Gemma3ForCausalLM(GemmaDecoder):
     """
 
     RENAMED = BETWEEN_NORMS
+    REFUSED = {"Gemma 3 has no cap of scores; set it to null": ("attn_logit_softcapping",)}
     FIELDS = fields(
         windows=Read(_half_windows),
         is_bidirectional=Read(_sees_both),
@@ -74,11 +75,6 @@ class Gemma3ForCausalLM(GemmaDecoder):
         logit_soft_cap=Read(read_cap, "final_logit_softcapping", None),
         layer=SandwichLayer,
     )
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> GemmaConfig:
-        c.refuse("attn_logit_softcapping", because="Gemma 3 has no cap of scores; set it to null")
-        return super().read(c)
 
 
 def _no_windows(c: Checkpoint) -> tuple[int | None, ...]:

@@ -56,14 +56,11 @@ class HybridDecoder(GatedDecoder):
     config: HybridConfig
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        # what is called like the last norm within a layer keeps its name
-        last_norm, mixer = (self.RENAMED.get(name, name) for name in ("norm", "self_attn"))
+        mixer = self.RENAMED.get("self_attn", "self_attn")
         for path, layer in super().layers_by_path():
             parts = path.split(".")
-            if parts[0] == "layers":
-                if self.config.kinds[int(parts[1])] == RECURRENT and parts[2] == mixer:
-                    parts[2] = self.RECURRENT_NAME
-                parts[3:] = ["norm" if each == last_norm else each for each in parts[3:]]
+            if parts[0] == "layers" and self.config.kinds[int(parts[1])] == RECURRENT and parts[2] == mixer:
+                parts[2] = self.RECURRENT_NAME
             yield ".".join(parts), layer
 
 

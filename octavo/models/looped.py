@@ -15,7 +15,7 @@ from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm
 from octavo.models.blocks import GatedDecoder, SandwichLayer
 from octavo.models.config import DecoderConfig
-from octavo.models.fields import fields
+from octavo.models.fields import BIAS, UNRELEASED, Read, fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ def _share_weights(layer: nn.Module, first: nn.Module) -> None:
 class LoopedDecoder(GatedDecoder):
     """A stack of which each layer with a number beyond the first loop has the weights of the one that it repeats."""
 
+    COMMON = LoopedConfig.looped
+
     def __init__(self, c: LoopedConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         self.need_one_stage("the layers of this model run several times, which stages do not pass on")
@@ -79,16 +81,16 @@ class LoopedDecoder(GatedDecoder):
 class NanbeigeForCausalLM(LoopedDecoder):
     """Nanbeige 4.2: Llama whose layers run `num_loops` times. Source: https://huggingface.co/Nanbeige/Nanbeige4.2-3B."""
 
-    @classmethod
-    def read(cls, c: Checkpoint) -> LoopedConfig:
-        c.refuse(
+    REFUSED = {
+        UNRELEASED: (
             *("enable_double_loop_split", "loop_share_kv", "enable_hyper_connection", "enable_mhc", "qk_layernorm"),
             *("enable_depth_attention", "ngram_insert_all_layers", "insert_ngram_layer_idx", "emb_neighbor_num"),
-            because="no release has it, and it is not implemented",
-        )
-        c.refuse("loop_loss_weights", because="it is of training; state num_loops alone")
-        skips, bias = c.bool("skip_loop_final_norm", False), c.bool("attention_bias", False)
-        return LoopedConfig.looped(c, key="num_loops", has_norm_between=not skips, bias=bias)
+        ),
+        "it is of training; state num_loops alone": ("loop_loss_weights",),
+    }
+    FIELDS = fields(
+        key="num_loops", has_norm_between=Read(lambda c: not c.bool("skip_loop_final_norm", False)), bias=BIAS
+    )
 
 
 class OuroForCausalLM(LoopedDecoder):
@@ -99,10 +101,5 @@ class OuroForCausalLM(LoopedDecoder):
 
     RENAMED = {"attention_output_norm": "input_layernorm_2", "mlp_output_norm": "post_attention_layernorm_2"}
     IGNORED = (*GatedDecoder.IGNORED, r"early_exit_gate\.(weight|bias)")
-    FIELDS = fields(layer=SandwichLayer)
-
-    @classmethod
-    def read(cls, c: Checkpoint) -> LoopedConfig:
-        c.expect("early_exit_threshold", 1.0)
-        c.expect("use_sliding_window", False)
-        return LoopedConfig.looped(c, key="total_ut_steps", **cls.FIELDS)
+    EXPECTED = fields(early_exit_threshold=1.0, use_sliding_window=False)
+    FIELDS = fields(key="total_ut_steps", layer=SandwichLayer)

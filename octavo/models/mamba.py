@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,6 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import Elementwise, addition
 from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Layer
 from octavo.layers.linear import joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.picked import Pick, PickedLinear
@@ -164,10 +163,6 @@ class FalconH1ForCausalLM(DecoderStack):
         )
         # the factor of keys is a part of the scores' factor
         return replace(config, attention_scale=c.float("key_multiplier", 1.0) * config.heads.dim**-0.5)
-
-    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        for path, layer in super().layers_by_path():
-            yield path.replace("mamba.final_layernorm", "mamba.norm"), layer
 
 
 def _factors(c: Checkpoint, name: str, count: int) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ through a narrow width, and has a projection behind it. Source: https://arxiv.or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,6 @@ from octavo.errors import ConfigError
 from octavo.layers.attention import PagedAttention
 from octavo.layers.elementwise import OPERATOR_OF, Elementwise, activation, addition
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, HeadsLinear, QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
@@ -224,10 +223,6 @@ class Zamba2ForCausalLM(DecoderStack):
         """Normalise the stream alone."""
         assert self.norm is not None, "only the last stage has the norm"
         return self.norm(x)
-
-    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        for path, layer in super().layers_by_path():
-            yield path.replace("mamba.final_layernorm", "mamba.norm"), layer
 
 
 def _sizes(c: Checkpoint) -> RecurrentSizes:
