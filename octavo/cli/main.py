@@ -210,6 +210,10 @@ _ELSEWHERE = {
     ),
 }
 """By command: options that it had, or that one may look for in it, and where they are."""
+_OF_CLIENTS = dict.fromkeys(
+    ("--port", "--host"), "the server is named by its address: --url http://127.0.0.1:8000, the default"
+)
+_ELSEWHERE |= {"top": _OF_CLIENTS, "chat": _OF_CLIENTS}
 _ALSO_CALLED = {"--num-requests": "--num-prompts", "--num-prompts": "--num-requests"}
 """Options of benchmarks by the names that others of them have."""
 
@@ -280,9 +284,9 @@ def _field_of_requests(name: str, flag: str, options: Collection[str]) -> str | 
 
 
 def _flag_of_llama_cpp(flag: str) -> str | None:
-    """Return a message about a flag of llama-server; None for any other."""
+    """Return a message about a flag of llama-server; None for any other, and one that has the same name here."""
     for spellings, ours, note in llama_cpp_flags():
-        if flag in re.split("[,;] ", spellings):
+        if flag != ours and flag in re.split("[,;] ", spellings):
             return f"{flag}: octavo calls it {ours}" if ours else f"{flag} of llama.cpp: {note}"
     return None
 

@@ -159,7 +159,7 @@ def locate(
         )
     if not is_hub_name(model):
         raise CheckpointError(
-            f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
+            f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name{_meant(model)}"
         )
     wanted = _Wanted(model, revision, text_files, with_weights)
     if source == "modelscope":
@@ -174,6 +174,12 @@ def locate(
             raise CheckpointError(f"{model}: {named[1]} has no GGUF file of type {named[2]}; look at its list of files")
         return found[0]
     return _from_hugging_face(wanted, endpoint, cache_dir)
+
+
+def _meant(model: str) -> str:
+    """Return what follows an error about a name with blanks around it, or the address of its page: the name alone."""
+    name = re.sub(r"^https?://[^/]+/", "", model.strip()).strip("/:")
+    return f"; did you mean {name}?" if name != model and is_hub_name(name) else ""
 
 
 class _Wanted(NamedTuple):

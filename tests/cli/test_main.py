@@ -227,6 +227,8 @@ def test_version_is_the_packages(command: Command) -> None:
         (["serve", "--num-scheduler-steps", "8"], "--num-scheduler-steps: octavo calls it --max-steps-in-flight"),
         (["serve", "-hf", "owner/model"], "-hf: octavo calls it --model"),
         (["serve", "-ngl", "99"], "-ngl of llama.cpp: a model is on one device as a whole: choose it with --device"),
+        (["top", "--port", "1"], "--port: the server is named by its address: --url http://127.0.0.1:8000"),
+        (["explain", "--host", "x"], "Unknown option: --host; `octavo explain --help` lists them"),
         (["serve", "--batch-size=4"], "--batch-size: octavo calls it --max-num-batched-tokens"),
         (["run", "x", "--temp", "1"], "Did you mean --temperature?"),
         (

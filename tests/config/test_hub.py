@@ -182,6 +182,12 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(hub: FakeHub, t
         locate("someone/both", endpoint=hub.address, cache_dir=tmp_path / "file" / "cache")
 
 
+@pytest.mark.parametrize("model", [" a/b", "https://huggingface.co/a/b/", "a/b:"])
+def test_a_name_with_something_around_it_is_suggested_alone(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no name on a hub .*; did you mean a/b\?$"):
+        locate(model)
+
+
 def test_a_name_that_no_disk_takes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"x{60}: cannot be looked for \(File name too long\); check the path"):
         locate("x" * 3000)
