@@ -31,7 +31,7 @@ from octavo.models.fields import (
     flag,
 )
 from octavo.models.mistral_names import native_name
-from octavo.models.ropes import with_query_growth
+from octavo.models.ropes import read_turns, with_query_growth
 
 _INTERNLM2: Final[Mapping[str, Any]] = {
     "qkv_reads": ("wqkv",),
@@ -370,10 +370,5 @@ class SmolLM3ForCausalLM(GatedDecoder):
         if c.values.get("layer_types") is None:
             c.expect("use_sliding_window", False)
         config: DecoderConfig = super().read(c)
-        interval = c.positive("no_rope_layer_interval", 4)
-        turns = c.values.get("no_rope_layers") or [
-            int((layer + 1) % interval != 0) for layer in range(config.num_layers)
-        ]
-        if not isinstance(turns, list) or len(turns) != config.num_layers or any(each not in (0, 1) for each in turns):
-            raise c.error("no_rope_layers", f"1 or 0 for each of {config.num_layers} layers")
+        turns = read_turns(c, config.num_layers)
         return replace(config, ropes=tuple(config.rope if each else None for each in turns))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import MOST_LAYERS
 from octavo.core.model_shape import IndexedLatent, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.chosen import ChosenAttention, TokenChoice
@@ -25,6 +24,7 @@ from octavo.models.blocks import GatedDecoder
 from octavo.models.fields import read_cap
 from octavo.models.indexed import KEY_EPS, IndexedConfig, Indexer, check_first, index_heads, read_sources
 from octavo.models.mistral_names import text_name
+from octavo.models.ropes import read_turns
 from octavo.models.sparse import MISTRAL, read_mixture, sparse_by_kind
 
 
@@ -127,7 +127,7 @@ class MistralLarge4ForConditionalGeneration(GatedDecoder):
         if c.values.get("layer_types") is not None:
             c.listed("layer_types", layers, lambda each: each == "indexed_attention", '"indexed_attention" alone')
         eps = c.positive_float("rms_norm_eps", 1e-5)
-        turns = _read_turns(c, layers)
+        turns = read_turns(c, layers)
         config = MistralLarge4Config.common_latent(
             c,
             norm_eps=eps,
@@ -153,15 +153,6 @@ class MistralLarge4ForConditionalGeneration(GatedDecoder):
 
     def own_name(self, name: str) -> str:
         return text_name(super().own_name(name))
-
-
-def _read_turns(c: Checkpoint, layers: int) -> tuple[bool, ...]:
-    """Return for each layer whether its heads turn. Raises CheckpointError."""
-    interval = c.positive("no_rope_layer_interval", 4)
-    turns = [int((layer + 1) % interval != 0) for layer in range(min(layers, MOST_LAYERS))]
-    if c.values.get("no_rope_layers") is not None:
-        turns = c.listed("no_rope_layers", layers, lambda each: each in (0, 1), f"1 or 0 for each of {layers} layers")
-    return tuple(map(bool, turns))
 
 
 def _read_writers(c: Checkpoint, turns: Sequence[bool]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import LARGEST_SIZE, Section, shown
+from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, Section, shown
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.rope import (
     BaseScaling,
@@ -58,6 +58,17 @@ def ropes_by_layer(c: Checkpoint, rope: Rope, num_layers: int) -> tuple[Rope | N
     if not is_list or not all(isinstance(each, int | float) and 0 <= each < 1e300 for each in thetas):
         raise c.error("layer_rope_theta", f"a number for each of {num_layers} layers, 0 for no rotation")
     return tuple(replace(rope, theta=float(each)) if each else None for each in thetas)
+
+
+def read_turns(c: Checkpoint, num_layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether its heads turn, as `no_rope_layers` says (1, or 0 for those that do not), else all
+    but those of every fourth. Raises CheckpointError."""
+    interval = c.positive("no_rope_layer_interval", 4)
+    turns = [int((layer + 1) % interval != 0) for layer in range(min(num_layers, MOST_LAYERS))]
+    if c.values.get("no_rope_layers"):
+        expected = f"1 or 0 for each of {num_layers} layers"
+        turns = c.listed("no_rope_layers", num_layers, lambda each: each in (0, 1), expected)
+    return tuple(map(bool, turns))
 
 
 def with_query_growth(c: Checkpoint, rope: Rope | None) -> Rope | None:
