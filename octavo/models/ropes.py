@@ -65,7 +65,7 @@ def read_turns(c: Checkpoint, num_layers: int) -> tuple[bool, ...]:
     but those of every fourth. Raises CheckpointError."""
     interval = c.positive("no_rope_layer_interval", 4)
     turns = [int((layer + 1) % interval != 0) for layer in range(min(num_layers, MOST_LAYERS))]
-    if c.values.get("no_rope_layers"):
+    if c.values.get("no_rope_layers") not in (None, []):
         expected = f"1 or 0 for each of {num_layers} layers"
         turns = c.listed("no_rope_layers", num_layers, lambda each: each in (0, 1), expected)
     return tuple(map(bool, turns))
