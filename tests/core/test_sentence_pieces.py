@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,7 @@ from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError
 from octavo.structured_output.matchers import Matchers
+from tests.fakes.pair_merges import merged_pairs
 
 TEXT = """the cat's hats aren't here, they're there; the theory of theatres: if (a  ==  b) {\n\treturn  "c";\n}
 12345 678 9 月の光は東京の空に。中文字符和English混合 한국어 텍스트 the end of the hats"""
@@ -37,16 +37,7 @@ def pieces() -> tuple[Piece, ...]:
     """Special tokens, bytes, characters, and the pairs that are most frequent in the text, one after the other."""
     words = [["▁", *word] for word in TEXT.split()]
     made = dict.fromkeys(char for word in words for char in word)
-    for _ in range(60):
-        counts = Counter(pair for word in words for pair in pairwise(word))
-        (left, right), _count = max(counts.items(), key=lambda each: (each[1], each[0]))
-        made[left + right] = None
-        for word in words:
-            at = 0
-            while at < len(word) - 1:
-                if word[at] == left and word[at + 1] == right:
-                    word[at : at + 2] = [left + right]
-                at += 1
+    made |= dict.fromkeys(merged_pairs(words, 60))
     special = [Piece("<unk>", 0, UNKNOWN), Piece("<s>", 0, CONTROL), Piece("</s>", 0, CONTROL)]
     own = [Piece("<a>", 0, USER_DEFINED), *(Piece(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256))]
     learned = [Piece(text, -1.0 - place / 7, NORMAL) for place, text in enumerate([*made][::-1])]

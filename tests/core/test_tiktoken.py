@@ -6,7 +6,6 @@ import base64
 import json
 import random
 import unicodedata
-from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from octavo.core.tiktoken import GPT4, PATTERN, QWEN
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.structured_output.matchers import Matchers
+from tests.fakes.pair_merges import merged_pairs
 
 TEXT = """The cat's hats aren't HERE, they're THERE: don't you'll I'VE camelCase HTTPServer naïve Ünïcode.
 12345 678 9 x=[1,2,3];  if (a  ==  b) {\n\treturn  "c";\r\n}\n\n\n   end   \n 月の光は東京の空に。中文字符和English混合
@@ -39,17 +39,7 @@ def pieces(text: str, pattern: str = PATTERN) -> list[bytes]:
 def ranks() -> dict[bytes, int]:
     """Bytes, and the pairs that are most frequent in the text, one after the other."""
     words = [[bytes([byte]) for byte in piece] for piece in pieces(TEXT)]
-    tokens = [bytes([byte]) for byte in range(256)]
-    for _ in range(120):
-        counts = Counter(pair for word in words for pair in pairwise(word))
-        (left, right), _count = max(counts.items(), key=lambda each: (each[1], each[0]))
-        tokens.append(left + right)
-        for word in words:
-            at = 0
-            while at < len(word) - 1:
-                if word[at] == left and word[at + 1] == right:
-                    word[at : at + 2] = [left + right]
-                at += 1
+    tokens = [*(bytes([byte]) for byte in range(256)), *merged_pairs(words, 120)]
     return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
 
 

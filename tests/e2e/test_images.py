@@ -148,6 +148,14 @@ def cross_mask(ids: list[int], num_tiles: list[int]) -> torch.Tensor:
     return torch.from_numpy(dense)
 
 
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        pytest.param(each, marks=[pytest.mark.long] * (not each.startswith((*QUICK, *WIDEST, *LEVELS, *MANY_BLOCKS))))
+        for each in sorted(FAMILIES)
+    ],
+    indirect=True,
+)
 def test_a_cut_within_images_changes_no_bit(checkpoint: tuple[str, Path], expected: list[RequestOutput]) -> None:
     family, path = checkpoint
     cut = bits(generate(path, PROMPTS * 2, max_num_batched_tokens=WIDEST.get(family, 4) + 1))

@@ -6,7 +6,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -33,26 +32,14 @@ from octavo.structured_output.progress import Progress
 from octavo.structured_output.sampler import GuidedSampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence
+from tests.structured_output.conftest import END, VOCABULARY
 
-VOCABULARY, END = 3072, 0
 SCHEMA = {
     "type": "object",
     "properties": {"animal": {"enum": ["cat", "dog"]}, "names": {"type": "array", "items": {"type": "string"}}},
     "required": ["animal", "names"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture
-def matchers() -> Iterator[Matchers]:
-    made = Matchers(model_directory(), VOCABULARY, [END])
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.open(model_directory())
 
 
 def guided(**params: Any) -> FakeSequence:

@@ -8,27 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.builtin import model_directory
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.structured_output.matchers import Matchers
 from octavo.structured_output.progress import CompiledForm, Progress
+from tests.structured_output.conftest import END, VOCABULARY
 
-VOCABULARY, END = 3072, 0
 EVERY = frozenset(range(VOCABULARY))
 CALLS = {"grammar": 'start: "{" /[a-c]{1,3}/ "}</c>"', "triggers": ("<c>",)}
-
-
-@pytest.fixture(scope="module")
-def matchers() -> Any:
-    made = Matchers(model_directory(), VOCABULARY, [END])
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.open(model_directory())
 
 
 def compiled(matchers: Matchers, **params: Any) -> CompiledForm:
