@@ -13,20 +13,13 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import DUAL, READ_IMAGES
-from octavo.config.released_intern import INTERN, QIANFAN
-from octavo.config.released_kimi import KIMI, RELEASED
-from octavo.config.released_minicpm import MINICPM_O, MINICPM_V
+from octavo.config.media_families import media_family
 from octavo.config.released_names import SAME
-from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
-from octavo.config.released_pages import NEMOTRON_PAGES
-from octavo.config.sounds import READ_SOUND
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError
 from octavo.models.loader import LoadedModel
 from octavo.models.registry import ModelClass, known_architectures, resolve_model
-from octavo.multimodal.video_families import VIDEO_FAMILIES
 from octavo.ops.registry import Ops, bind
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
@@ -46,9 +39,12 @@ _TWO = {
 _KEYS = ("architectures", "reads", "caches", "quantization", "parallel")
 _READ = ("text", "images", "video", "sound")
 _ALSO = {
-    "NemotronH_Omni_Reasoning_V3": {*NEMOTRON_OMNI},
-    "InternVLForConditionalGeneration": {*INTERN, "InternS1ForConditionalGeneration"} - {QIANFAN},
-    KIMI: set(RELEASED),
+    "NemotronH_Omni_Reasoning_V3": {"NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"},
+    "InternVLForConditionalGeneration": {
+        *media_family("InternVLChatModel").architectures,
+        "InternS1ForConditionalGeneration",
+    },
+    "Kimi_K25ForConditionalGeneration": {*media_family("Kimi_K25ForConditionalGeneration").released},
     "Qwen3_5ForConditionalGeneration": {
         "InternS2PreviewForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
@@ -58,10 +54,10 @@ _ALSO = {
 """Architectures that are read like another one."""
 _AROUND = {
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
-    "llama_nemotron_vl": ("llama", {*NEMOTRON_PAGES}),
-    "minicpmo": ("qwen2", {MINICPM_O}),
-    "minicpmv": ("qwen2", {*MINICPM_V} - {MINICPM_O}),
-    "nemotron_nano_vl": ("nemotron_h", {NEMOTRON_V2}),
+    "llama_nemotron_vl": ("llama", {*media_family("LlamaNemotronVLModel").architectures}),
+    "minicpmo": ("qwen2", {"MiniCPMO"}),
+    "minicpmv": ("qwen2", {"MiniCPMV"}),
+    "nemotron_nano_vl": ("nemotron_h", {"NemotronH_Nano_VL_V2"}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
     "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),
@@ -164,7 +160,7 @@ def families() -> dict[str, dict[str, list[str]]]:
             names[model] = name
         row = found.setdefault(model, {key: set() for key in _KEYS})
         row["reads"] = {"sound" if family in WITH_ENCODERS else "text"}
-        row["reads"] |= {"images"} if checkpoint.architecture in DUAL else set()
+        row["reads"] |= {"images"} if media_family(checkpoint.architecture).is_dual else set()
         row["architectures"] = {each for each, its_class in classes.items() if its_class is model}
         row["architectures"] |= {each for each, (ours, _) in SAME.items() if ours in row["architectures"]}
         opened = _open(checkpoint)
@@ -180,7 +176,7 @@ def families() -> dict[str, dict[str, list[str]]]:
         for key, values in row.items():
             rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
     for name, (text, own) in _AROUND.items():
-        reads = {"text", "images"} | ({"sound"} if own & READ_SOUND else set())
+        reads = {"text", "images"} | ({"sound"} if any(media_family(each).sounds for each in own) else set())
         rows[name] = {**rows[text], "architectures": own, "reads": reads}
     order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
     return {
@@ -221,9 +217,9 @@ def _with_images(rows: dict[str, dict[str, set[str]]], ops: Ops) -> dict[str, di
                 "parallel": {way for way, mesh in _TWO.items() if _open(checkpoint, mesh)},
             }
         row["architectures"] |= {architecture} | _ALSO.get(architecture, set())
-        row["reads"] |= {"text"} | ({"sound"} if architecture in READ_SOUND else set())
-        row["reads"] |= {"images"} if architecture in READ_IMAGES else set()
-        row["reads"] |= {"video"} if architecture in VIDEO_FAMILIES else set()
+        family = media_family(architecture)
+        read = {"images": family.images, "sound": family.sounds, "video": family.videos}
+        row["reads"] |= {"text", *filter(read.get, read)}
         for key in ("caches", "quantization", "parallel"):
             row[key] |= found[key]
     return added

@@ -48,6 +48,14 @@ def check_encoder(section: Section | None) -> None:
         _check_shuffle(section)
 
 
+def checked_audio(config: Section) -> Section | None:
+    """Return the part of config.json with the encoder of sounds; None where there is none. Raises CheckpointError."""
+    section = config.section("audio_config")
+    check_encoder(section)
+    check_encoder(config.section("adaptor_config"))
+    return section
+
+
 def _check_value(section: Section, name: str, value: object) -> None:
     """Raise CheckpointError where a value that is a share or a size by its name is none."""
     if name.endswith(_SHARES) and not 0.0 <= section.float(name) <= 1.0:

@@ -3,106 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
 from octavo.config.encoder_sizes import check_encoder
-from octavo.config.released_ernie import ERNIE_VL, ernie_settings
-from octavo.config.released_intern import INTERN, QIANFAN, intern_settings
-from octavo.config.released_kimi import KIMI, kimi_settings, kimi_vl_settings
-from octavo.config.released_minicpm import MINICPM_V
-from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
-from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2, nemotron_settings, squares_settings
-from octavo.config.released_ovis import OVIS, ovis_patches, ovis_settings
-from octavo.config.released_pages import NEMOTRON_PAGES, pages_settings
-from octavo.config.released_phi3 import PHI3V
-from octavo.config.released_phi4 import PHI4, phi4_settings
-from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
-from octavo.config.released_step import STEP, STEP_IMAGES, step_settings
+from octavo.config.image_fits import MOST_TILES
+from octavo.config.media_families import media_family
+from octavo.config.media_family import MediaFamily
 from octavo.config.section import Section
-
-DUAL: Final = ("CLIPModel", "SiglipModel")
-"""Architectures that make a vector of a text or of an image."""
-READ_IMAGES: Final = frozenset(
-    f"{name}ForConditionalGeneration"
-    for name in (
-        *("Aria", "AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "Ernie4_5_VLMoe", "Exaone4_5_", "Gemma3"),
-        *("Gemma3n", "Gemma4", "Gemma4Unified"),
-        *("Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2", "Granite4Vision", "Idefics3", "InternVL", "Lfm2Vl"),
-        *("LightOnOcr", "Llama4", "Llava", "LlavaNext", "LlavaOnevision", "MiniCPMV4_6", "Mistral3"),
-        *("MistralLarge4", "Ovis2"),
-        *("PaddleOCRVL", "PaliGemma", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
-        *("SmolVLM", "Qwen2_5Omni", "Qwen3OmniMoe", "VideoLlama3", "VipLlava"),
-        *(
-            "HYV4VL",
-            "HunYuanVL",
-            "HyperCLOVAXVisionV2",
-            "Janus",
-            "Kimi_K25",
-            "Lfm3Vl",
-            "LlavaNextVideo",
-            "Mllama",
-            "MuseGlimmer",
-        ),
-        *("Glm5Next", "HYV4VL", "Keye", "KeyeVL1_5", "MiniMaxM3Sparse", "OpenCUA"),
-    )
-) | {
-    *(*DUAL, *INTERN, "DeepseekOCRForCausalLM", "DotsOCRForCausalLM"),
-    *(*MINICPM_V, *NEMOTRON_PAGES, *OVIS, *STEP, PHI3V, PHI4, PHI4_RELEASED, NEMOTRON_V2, *NEMOTRON_OMNI),
-}
-"""Architectures whose images are read, with transformers."""
-GEMMA_UNIFIED: Final = "Gemma4UnifiedForConditionalGeneration"
-ARIA: Final = "AriaForConditionalGeneration"
-_QUERIES: Final[Mapping[Any, Any]] = {1225: 128, 4900: 256}
-"""How many vectors Aria makes of so many patches, unless its config says so."""
-WHOLE_PROMPTS: Final = frozenset({"PaliGemmaForConditionalGeneration"})
-"""Architectures in which all tokens of a prompt attend to each other."""
 
 MOST_CROSS_IMAGES: Final = 4
 """Most images of one prompt where layers read them through caches, which have room for so many."""
 
-_RENAMED: Final = {
-    (GEMMA_UNIFIED, "Gemma4UnifiedImageProcessor"): "Gemma4ImageProcessor",
-    **{
-        (f"{name}ForConditionalGeneration", f"{processor}ImageProcessor"): "PaddleOCRVLImageProcessor"
-        for name in ("Keye", "KeyeVL1_5", "PaddleOCRVL")
-        for processor in ("KeyeVL", "KeyeVL1_5", "Siglip")
-    },
-}
-"""Image processors by architecture and the name of a class beside the weights, as transformers calls them."""
-_UNSTATED: Final = {
-    "DeepseekOCRForCausalLM": "DeepseekOcrImageProcessor",
-    "DeepseekOcr2ForConditionalGeneration": "DeepseekOcr2ImageProcessor",
-    **dict.fromkeys(STEP, STEP_IMAGES),
-}
-"""Image processors by architecture where releases have no settings of one."""
-_FIXED: Final = {
-    "AyaVisionForConditionalGeneration": 384,
-    "DeepseekVLForConditionalGeneration": 224,
-    "Gemma3ForConditionalGeneration": 224,
-    "GotOcr2ForConditionalGeneration": 1024,
-    "Idefics3ForConditionalGeneration": 224,
-    "InternVLForConditionalGeneration": 448,
-    "JanusForConditionalGeneration": 384,
-    "Llama4ForConditionalGeneration": 448,
-    "MllamaForConditionalGeneration": 448,
-    "Ovis2ForConditionalGeneration": 224,
-    DUAL[1]: 224,
-    "PaliGemmaForConditionalGeneration": 224,
-    "SmolVLMForConditionalGeneration": 224,
-    **dict.fromkeys((PHI4, PHI4_RELEASED, QIANFAN), 448),
-}
-"""Architectures whose encoders read images of one size, and that size where their configs leave it out."""
-_CUT: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Granite4Vision", "LlavaNext", "VipLlava")) | {
-    DUAL[0]
-}
-"""Architectures whose images are cut into pieces of the size that their encoders read."""
-_TILED: Final = frozenset({"Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"})
-"""Architectures whose images are cut into tiles of that size."""
-_PROCESSOR: Final = "processor_config.json"
-_FILES: Final = ("preprocessor_config.json", _PROCESSOR)
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+"""Files that may have the settings of processors."""
 _MOST_PIXELS: Final = 1 << 25
 """To which small images are scaled up."""
 _LONGEST_EDGE: Final = 1 << 13
@@ -131,19 +47,6 @@ _OF_CHANNELS: Final = (
     ("background_color", -1, 256, "numbers from 0 to 255"),
 )
 _FILTERS: Final = range(6)
-_MOST_TILES: Final = 1 << 8
-"""Processors try every grid of as many."""
-
-
-_LAYOUTS: Final[tuple[tuple[tuple[str, ...], str | None, Callable[[Section], Mapping[str, Any]]], ...]] = (
-    ((ERNIE_VL,), "min_pixels", ernie_settings),
-    ((PHI4, PHI4_RELEASED), "dynamic_hd", phi4_settings),
-    ((MINIMAX_M3,), None, lambda found: minimax_settings(found.values)),
-    (OVIS, None, ovis_settings),
-    (STEP, None, step_settings),
-    (NEMOTRON_OMNI, None, lambda found: nemotron_settings(found.values)),
-)
-"""Other layouts of settings: the architectures, a key by which it is recognised (None: any), and what translates it."""
 
 
 def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
@@ -152,53 +55,36 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     Raises CheckpointError for a damaged file, for settings with which images become NaN or take all memory, and for
     sizes that no encoder can have.
     """
-    if checkpoint.architecture not in READ_IMAGES:
+    family, config = media_family(checkpoint.architecture), checkpoint.stored
+    if not family.images:
         return None
     for part in ("vision_config", "qformer_config", "projector_config"):
-        check_encoder(checkpoint.stored.section(part))
+        check_encoder(config.section(part))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj or checkpoint.where))
-    if checkpoint.architecture == NEMOTRON_V2:
-        squares = squares_settings(checkpoint.stored, read_section(checkpoint.path / _FILES[0], may_lack=True))
-        return None if squares is None else _checked(squares, checkpoint.where)
-    if checkpoint.architecture in NEMOTRON_PAGES:
-        processor = read_section(checkpoint.path / _PROCESSOR, may_lack=True)
-        return _checked(pages_settings(checkpoint.stored, processor), checkpoint.where)
-    for file in (checkpoint.path / each for each in _FILES):
-        found = _stored_settings(checkpoint, file)
+    if family.computed is not None:
+        made = family.computed(config, lambda name: read_section(checkpoint.path / name, may_lack=True))
+        return None if made is None else _checked(made, checkpoint.where)
+    for file in (checkpoint.path / each for each in PROCESSOR_FILES):
+        found = _stored_settings(family, file)
         if "image_processor_type" in found.values:
             name = found.str("image_processor_type")
-            own: dict[str, Any] = {"image_processor_type": _RENAMED.get((checkpoint.architecture, name), name)}
-            if name.startswith("MiniCPMV"):  # the encoder's
-                own["downsample_mode"] = checkpoint.stored.str("downsample_mode", "16x")
-            if checkpoint.architecture in OVIS:
-                own |= ovis_patches(checkpoint.stored.part("vision_config"))
-            _check_patches(found, checkpoint.stored)
-            if checkpoint.architecture == "MllamaForConditionalGeneration":
-                _check_tiles(found, checkpoint.stored)
-            if checkpoint.architecture == ARIA:
-                num_queries(checkpoint.stored, found.positive("max_image_size", 980))
-            own |= _merged_patch(checkpoint) | _joined_patch(found, checkpoint)
-            return _checked({**found.values, **own}, found.where, _fixed_side(checkpoint))
-    if checkpoint.architecture in INTERN - {QIANFAN}:
-        return _checked(intern_settings(checkpoint.stored), checkpoint.where)
-    unstated = _UNSTATED.get(checkpoint.architecture)
-    return None if unstated is None else {"image_processor_type": unstated}
+            _check_patches(found, config)
+            own = {"image_processor_type": family.processors.get(name, name), **family.fit(found, config)}
+            return _checked(
+                {**found.values, **_merged_patch(checkpoint), **own}, found.where, _fixed_side(family, config)
+            )
+    return None if family.unstated is None else _checked(family.unstated(config), checkpoint.where)
 
 
-def _stored_settings(checkpoint: Checkpoint, file: Path) -> Section:
+def _stored_settings(family: MediaFamily, file: Path) -> Section:
     """Return what a file says of the image processor, in today's words; nothing where it is not there."""
     values = read_json_object(file) if file.is_file() else {}
-    if (released := Section(values, str(file)).section("media_proc_cfg")) is not None:
-        values = dict(kimi_settings(released))
-    elif checkpoint.architecture == KIMI and "in_token_limit" in values:
-        values = dict(kimi_vl_settings(Section(values, str(file))))
     found = values.get("image_processor", values)
     if not isinstance(found, dict):
         return Section({}, str(file))
-    for architectures, name, translate in _LAYOUTS:
-        if checkpoint.architecture in architectures and found and (name is None or name in found):
-            found = translate(Section(found, str(file)))
+    if found and family.settings is not None:
+        found = family.settings(Section(found, str(file)))
     return Section({name: each for name, each in found.items() if each is not None or name not in _NEEDED}, str(file))
 
 
@@ -226,28 +112,6 @@ def _check_patches(settings: Section, config: Section) -> None:
         raise config.error("image_grid_pinpoints", f"those of {settings.where}")
 
 
-def _check_tiles(settings: Section, config: Section) -> None:
-    """Raise CheckpointError for tiles, and for shapes of images in tiles, that Llama 3.2's encoder does not have."""
-    vision = config.part("vision_config")
-    most, shapes = settings.positive("max_image_tiles", 4), vision.values.get("supported_aspect_ratios")
-    if most > _MOST_TILES or most != vision.positive("max_num_tiles", 4):
-        raise settings.error("max_image_tiles", f"max_num_tiles of vision_config, at most {_MOST_TILES}")
-    known = [[width, height] for width in range(1, most + 1) for height in range(1, most // width + 1)]
-    if shapes is not None and shapes != known:
-        raise vision.error("supported_aspect_ratios", f"{len(known)} pairs, those of up to {most} tiles in order")
-
-
-def num_queries(config: Section, side: int) -> int:
-    """Return how many vectors Aria makes of an image with a side of so many pixels. Raises CheckpointError."""
-    key = "projector_patch_to_query_dict"
-    num_patches = (side // config.part("vision_config").positive("patch_size", 14)) ** 2
-    stated = _QUERIES if config.values.get(key) is None else config.part(key).values
-    found = {str(name): each for name, each in stated.items()}.get(str(num_patches))
-    if type(found) is not int or found < 1:
-        raise config.error(key, f"a number of queries for {num_patches:,} patches")
-    return found
-
-
 def _pinpoints(section: Section) -> list[Any]:
     """Return the heights and widths to which images are scaled before they are cut. Raises CheckpointError."""
     found = section.values["image_grid_pinpoints"]
@@ -258,39 +122,25 @@ def _pinpoints(section: Section) -> list[Any]:
     return found
 
 
-def _fixed_side(checkpoint: Checkpoint) -> tuple[str, int] | None:
+def _fixed_side(family: MediaFamily, config: Section) -> tuple[str, int] | None:
     """Return the setting with the side of images and this side, where an encoder reads those of one size; None of
     others. Raises CheckpointError."""
-    vision = checkpoint.stored.part("vision_config")
-    is_clip = vision.values.get("model_type") == "clip_vision_model"
-    if checkpoint.architecture in _CUT or (is_clip and checkpoint.architecture == "LlavaForConditionalGeneration"):
-        side = vision.optional_positive("image_size")
-        return None if side is None else ("crop_size", side)
-    default, sides = _FIXED.get(checkpoint.architecture), vision.values.get("image_size")
-    if default is None or (isinstance(sides, list) and len({*sides}) != 1):  # of InternVL's, some are no squares
+    vision, side = config.part("vision_config"), family.side
+    if side is None or side.of not in (None, vision.values.get("model_type")):
         return None
-    side = sides[0] if isinstance(sides, list) else vision.positive("image_size", default)
-    return "max_image_size" if checkpoint.architecture in _TILED else "size", side
-
-
-def _joined_patch(settings: Section, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings with which Gemma 4's processor makes a patch of the pixels that one of its vectors stands
-    for, where nothing joins vectors behind an encoder. Raises CheckpointError."""
-    if checkpoint.architecture != GEMMA_UNIFIED:
-        return {}
-    vision = checkpoint.stored.part("vision_config")
-    joined = vision.positive("pooling_kernel_size", 3)
-    if settings.positive("pooling_kernel_size", 3) != joined:
-        raise settings.error("pooling_kernel_size", f"that of vision_config, which is {joined}")
-    if (most := settings.positive("max_soft_tokens", 280)) > vision.positive("mm_posemb_size", 1120):
-        raise vision.error("mm_posemb_size", f"at least max_soft_tokens, which is {most}")
-    return {"patch_size": joined * vision.positive("patch_size", 16), "pooling_kernel_size": 1}
+    if side.default is None:
+        found = vision.optional_positive("image_size")
+        return None if found is None else (side.setting, found)
+    sides = vision.values.get("image_size")
+    if isinstance(sides, list):  # of InternVL's, some are no squares
+        return (side.setting, sides[0]) if len({*sides}) == 1 else None
+    return side.setting, vision.positive("image_size", side.default)
 
 
 def _merged_patch(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the size that Pixtral's processor gives its image processor: sizes of images are multiples of that of
     patches that are merged. Raises CheckpointError."""
-    section = read_section(checkpoint.path / _PROCESSOR, may_lack=True)
+    section = read_section(checkpoint.path / PROCESSOR_FILES[1], may_lack=True)
     if section.values.get("processor_class") != "PixtralProcessor":
         return {}
     size = section.positive("patch_size", 16) * section.positive("spatial_merge_size", 1)
@@ -324,7 +174,7 @@ def _check_sizes(section: Section, sizes: Mapping[str, Any], processor: str) -> 
     for name, value in sizes.items():
         most = _MOST_PIXELS if counts_pixels else _LONGEST_EDGE
         is_count = name.endswith(("_crops", "_patches", "_tiles", "_nums"))
-        most = _MOST_TILES if is_count and not processor.startswith("Kimi") else most
+        most = MOST_TILES if is_count and not processor.startswith("Kimi") else most
         is_none = isinstance(value, str | bool | Mapping) or ("." in name and isinstance(value, list))
         if is_none or (is_count and type(value) not in (int, type(None))):
             raise section.error(name, "an integer" if is_count else "a number")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 from typing import Final, NamedTuple
+
+from octavo.config.section import Section
 
 RATE: Final = 16_000
 """Samples per second."""
@@ -37,10 +39,10 @@ def num_parakeet_vectors(num_samples: int) -> int:
     return reduce(lambda length, _: (length - 1) // 2 + 1, range(3), num_samples // 160)
 
 
-COHERE: Final = "CohereAsrForConditionalGeneration"
-MOONSHINE: Final = "MoonshineForConditionalGeneration"
-LISTENERS: Final[Mapping[str, Listener]] = {
-    COHERE: Listener(35.0, num_parakeet_vectors),
-    MOONSHINE: Listener(30.0, _moonshine),
-}
-"""By architecture."""
+def expect_parakeet(section: Section) -> None:
+    """Raise UnsupportedModel for an encoder of Parakeet's that joins another number of frames."""
+    section.expect_all(subsampling_factor=8, subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
+
+
+COHERE: Final = Listener(35.0, num_parakeet_vectors)
+MOONSHINE: Final = Listener(30.0, _moonshine)

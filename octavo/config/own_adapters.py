@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from octavo.config.checkpoint import Checkpoint, read_json_object
 from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
+from octavo.config.media_families import media_family
 from octavo.config.released_phi4 import ADAPTERS, PHI4, RELEASED
 from octavo.config.section import Section
-from octavo.config.sounds import is_granite, sound_section
+from octavo.config.sounds import sound_section
 
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs
@@ -41,7 +42,7 @@ def own_adapter(checkpoint: Checkpoint, kind: str) -> OwnAdapter | None:
         is_read = image_settings(checkpoint) if kind == "image" else sound_section(checkpoint)
         if stored.values.get(key, True) is None or is_read is None:
             return None
-    elif kind != "audio" or not is_granite(checkpoint) or not stored.bool(key, True):
+    elif kind != "audio" or media_family(checkpoint.architecture).sounds != "granite" or not stored.bool(key, True):
         return None
     if not file.is_file():
         name = file.relative_to(checkpoint.path)

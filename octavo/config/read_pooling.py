@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.config.args import PoolingArgs
 from octavo.config.checkpoint import Checkpoint, read_json_object
-from octavo.config.images import DUAL
+from octavo.config.media_families import media_family
 from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import (
     EMBEDDING_GEMMA,
@@ -24,7 +24,6 @@ from octavo.config.pooling_config import (
     sees_both,
 )
 from octavo.config.projections import PROJECTED, with_projection
-from octavo.config.released_pages import NEMOTRON_PAGES
 from octavo.config.released_retrieval import RETRIEVAL
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.config.task_adapters import task_adapter
@@ -162,7 +161,7 @@ def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     width = c.positive("hidden_size")
     if c.values.get("model_type") == EMBEDDING_GEMMA:
         width = c.positive("embedding_dim", 768)
-    if _architecture(c) in DUAL:
+    if media_family(_architecture(c)).is_dual:
         width = c.stored.positive("projection_dim", 512)
         if c.values.get("model_type") in SIGLIP:
             width = c.positive("projection_size", c.positive("hidden_size"))
@@ -207,7 +206,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
 def _is_of_nvidia(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint has the keys of NVIDIA's Llama whose tokens see both sides."""
     architecture = _architecture(checkpoint)
-    return "Bidirectional" in architecture or architecture in NEMOTRON_PAGES
+    return "Bidirectional" in architecture or media_family(architecture).images == "pages"
 
 
 def _head(checkpoint: Checkpoint) -> str | None:

@@ -18,8 +18,10 @@ _KINDS: Final = 2
 
 
 def ernie_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config as transformers' class has it. Raises CheckpointError, and UnsupportedModel for values that no
-    release has."""
+    """Return the config of a release as transformers' class has it. Raises CheckpointError, and UnsupportedModel for
+    values that no release has."""
+    if "im_patch_id" not in config:
+        return config
     section = Section(config, where)
     section.expect("rope_3d", True, default=True)
     section.expect("moe_use_aux_free", True, default=True)
@@ -69,6 +71,8 @@ def _pair(section: Section, name: str) -> list[int]:
 
 def ernie_settings(settings: Section) -> Mapping[str, Any]:
     """Return the settings of the image processor by transformers' names. Raises CheckpointError."""
+    if "min_pixels" not in settings.values:
+        return settings.values
     own = {name: value for name, value in settings.values.items() if name not in ("min_pixels", "max_pixels")}
     least, most = settings.positive("min_pixels", 56 * 56), settings.positive("max_pixels", 28 * 28 * 6177)
     return {

@@ -7,18 +7,16 @@ from typing import Any, Final
 
 from octavo.config.section import Section
 
-QIANFAN: Final = "QianfanOCRForConditionalGeneration"
-"""Whose weights have the names of such releases, and whose config is transformers'."""
-INTERN: Final = frozenset({"H2OVLChatModel", "InternVLChatModel", QIANFAN, "SkyworkR1VChatModel"})
-"""Architectures of such releases."""
 _MOST_TILES: Final = 12
 
 
 def intern_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config as transformers' InternVLConfig has it, with the settings of images.
+    """Return the config of a release as transformers' InternVLConfig has it, with the settings of images.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    if "llm_config" not in config:
+        return config
     section = Section(config, where)
     text, vision = (section.section(name) for name in ("llm_config", "vision_config"))
     if text is None or vision is None:

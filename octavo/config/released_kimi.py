@@ -9,8 +9,6 @@ from octavo.config.section import Section
 
 KIMI: Final = "Kimi_K25ForConditionalGeneration"
 """transformers' name of the architecture."""
-RELEASED: Final = frozenset({"KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"})
-"""Names of the releases: Kimi-VL has the same encoder of images."""
 _OF_VISION: Final = {
     "init_pos_emb_height": "pos_emb_height",
     "init_pos_emb_time": "pos_emb_time",
@@ -33,7 +31,10 @@ _OF_IMAGES: Final = {
 
 
 def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config as transformers' class has it. Raises UnsupportedModel for values that no release has."""
+    """Return the config of a release as transformers' class has it. Raises UnsupportedModel for values that no release
+    has."""
+    if config["architectures"][0] == KIMI:
+        return config
     section = Section(config, where)
     vision = section.part("vision_config")
     vision.expect_all(merge_type="sd2_tpool", mm_projector_type="patchmerger", pos_emb_type="divided_fixed")
@@ -53,6 +54,12 @@ def kimi_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def kimi_settings(settings: Section) -> Mapping[str, Any]:
     """Return the settings of the image processor by transformers' names. Raises CheckpointError or UnsupportedModel."""
+    if (released := settings.section("media_proc_cfg")) is not None:
+        return _k25_settings(released)
+    return _vl_settings(settings) if "in_token_limit" in settings.values else settings.values
+
+
+def _k25_settings(settings: Section) -> Mapping[str, Any]:
     settings.expect("fixed_output_tokens", None, default=None)
     side = settings.positive("patch_limit_on_one_side", 512)
     own = {name: settings.values[old] for old, name in _OF_IMAGES.items() if settings.values.get(old) is not None}
@@ -63,7 +70,7 @@ def kimi_settings(settings: Section) -> Mapping[str, Any]:
     }
 
 
-def kimi_vl_settings(settings: Section) -> Mapping[str, Any]:
+def _vl_settings(settings: Section) -> Mapping[str, Any]:
     """Return the settings of Kimi-VL's image processor, whose images may have any number of patches on a side."""
     settings.expect("pad_input", True, default=False)
     settings.expect("merge_kernel_size", [2, 2])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-MINIMAX_M3: Final = "MiniMaxM3SparseForConditionalGeneration"
+from octavo.config.section import Section
+
 _NAMES: Final = {
     "index_n_heads": "sparse_num_index_heads",
     "index_head_dim": "sparse_index_dim",
@@ -31,12 +32,12 @@ def minimax_layout(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def minimax_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+def minimax_settings(settings: Section) -> dict[str, Any]:
     """Return the settings of an image processor under the name of Qwen2-VL's, which does the same from 3,136 to 451,584
     pixels; the size that the release states is not used, and not meant.
     """
-    size = values.get("size")
-    made = {**values, "image_processor_type": "Qwen2VLImageProcessor"}
+    size = settings.values.get("size")
+    made = {**settings.values, "image_processor_type": "Qwen2VLImageProcessor"}
     if size is None or size == [672, 672]:
         made["size"] = {"shortest_edge": 4 * 28 * 28, "longest_edge": 451_584}
     return made

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from octavo.config.encoder_sizes import checked_audio
+from octavo.config.listeners import expect_parakeet
 from octavo.config.section import Section
 
-NEMOTRON_OMNI: Final = tuple(f"NemotronH_{size}Omni_Reasoning_V3" for size in ("Nano_", "Super_", ""))
-"""The architectures of the releases, and transformers' name of them."""
-NEMOTRON_IMAGES: Final = "NemotronH_Omni_Reasoning_V3ImageProcessor"
-NEMOTRON_V2: Final = "NemotronH_Nano_VL_V2"
-"""Nemotron Nano 2 VL, whose images become tiles."""
-NEMOTRON_SQUARES: Final = "NemotronNanoVLV2ImageProcessor"
 _RADIO_SIZES: Final = {
     "vit_small_patch16_224": (384, 12, 6),
     "vit_base_patch16_224": (768, 12, 12),
@@ -23,20 +19,19 @@ _RADIO_SIZES: Final = {
 _STATED: Final = frozenset({"image_processor_type", "max_num_patches", "norm_mean", "patch_size"})
 
 
-def nemotron_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+def nemotron_settings(settings: Section) -> Mapping[str, Any]:
     """Return the settings of an image processor by transformers' names; those of something else as they are."""
+    values = settings.values
     if not values.keys() & _STATED:
-        return dict(values)
+        return values
     numbers = {f"image_{name}": values.get(f"norm_{name}") for name in ("mean", "std")}
     stated = {name: value for name, value in numbers.items() if value is not None}
-    return {**stated, **values, "image_processor_type": NEMOTRON_IMAGES}
+    return {**stated, **values, "image_processor_type": "NemotronH_Omni_Reasoning_V3ImageProcessor"}
 
 
 def nemotron_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Return the config of a release as transformers has it. Raises CheckpointError."""
-    config = {"text_config": config["llm_config"], **{name: config[name] for name in config if name != "llm_config"}}
-    if isinstance(config.get("architectures"), list) and config["architectures"] == [NEMOTRON_V2]:
-        return _with_radio(config, where)
+    config = _with_text(config)
     sounds = Section(config, where).section("sound_config")
     if sounds is None:
         return config
@@ -44,9 +39,30 @@ def nemotron_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**{name: config[name] for name in config if name != "sound_config"}, "audio_config": own}
 
 
-def _with_radio(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config of Nemotron Nano 2 VL with the sizes of its encoder; as it is where the encoder is another one,
-    or reads images of any size, so that the text model alone is served."""
+def _with_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config whose text model is called as in transformers."""
+    if not isinstance(text := config.get("llm_config"), Mapping):
+        return config
+    return {"text_config": text, **{name: config[name] for name in config if name != "llm_config"}}
+
+
+def nemotron_sounds(config: Section) -> Section | None:
+    """Return the part of the encoder of sounds. Raises CheckpointError or UnsupportedModel."""
+    section = checked_audio(config)
+    if section is not None:
+        expect_parakeet(section)
+        section.positive("projection_hidden_size")
+        section.bool("projection_bias", False)
+        section.expect("projection_eps", 1e-5, default=1e-5)
+    return section
+
+
+def radio_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config of Nemotron Nano 2 VL with the sizes of its encoder; without them where the encoder is another
+    one, or reads images of any size, so that the text model alone is served. Raises CheckpointError."""
+    if not isinstance(config.get("llm_config"), Mapping):
+        return config
+    config = _with_text(config)
     vision = Section(config, where).part("vision_config")
     args = vision.part("args")
     sizes = _RADIO_SIZES.get(str(args.values.get("model")))
@@ -69,10 +85,10 @@ def _with_radio(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**config, "video_temporal_patch_size": 2, "vision_config": own}
 
 
-def squares_settings(config: Section, processor: Section) -> Mapping[str, Any] | None:
+def squares_settings(config: Section, read: Callable[[str], Section]) -> Mapping[str, Any] | None:
     """Return the settings of the image processor of Nemotron Nano 2 VL; None where its encoder is not read.
 
-    processor: what preprocessor_config.json has. Raises CheckpointError or UnsupportedModel.
+    read: returns what a file of the checkpoint has. Raises CheckpointError or UnsupportedModel.
     """
     vision = config.part("vision_config")
     if vision.values.get("num_cls_tokens") is None:
@@ -86,8 +102,8 @@ def squares_settings(config: Section, processor: Section) -> Mapping[str, Any] |
     }
     return {
         **numbers,
-        "image_processor_type": NEMOTRON_SQUARES,
+        "image_processor_type": "NemotronNanoVLV2ImageProcessor",
         "patch_size": two // 2,
-        "max_num_tiles": processor.positive("max_num_tiles", 12),
+        "max_num_tiles": read("preprocessor_config.json").positive("max_num_tiles", 12),
         "size": {"height": side, "width": side},
     }

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from octavo.config.section import Section
 
-OVIS: Final = ("Ovis2_5", "Ovis2_6ForCausalLM", "Ovis2_6_MoeForCausalLM")
 _PIXELS: Final = {"shortest_edge": 448 * 448, "longest_edge": 1792 * 1792}
 """What the code of the releases scales images to."""
 _OF_ENCODER: Final = (
@@ -17,10 +16,12 @@ _OF_ENCODER: Final = (
 
 
 def ovis_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config whose parts are called as in transformers' classes.
+    """Return the config of a release whose parts are called as in transformers' classes.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    if "vision_config" in config:
+        return config
     section = Section(config, where)
     text, vision = (section.section(name) for name in ("llm_config", "vit_config"))
     if text is None or vision is None:
@@ -49,7 +50,8 @@ def ovis_settings(settings: Section) -> Mapping[str, Any]:
     return {**kept, "image_processor_type": "PaddleOCRVLImageProcessor", "size": dict(_PIXELS)}
 
 
-def ovis_patches(vision: Section) -> dict[str, int]:
+def ovis_patches(settings: Section, config: Section) -> dict[str, int]:
     """Return the settings that follow from the encoder. Raises CheckpointError."""
+    vision = config.part("vision_config")
     sizes = {"patch_size": vision.positive("patch_size", 16), "merge_size": vision.positive("spatial_merge_size", 2)}
     return {**sizes, "temporal_patch_size": 1}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from octavo.config.section import Section
 
-NEMOTRON_PAGES: Final = ("LlamaNemotronVLModel", "LlamaNemotronVLForSequenceClassification")
-NEMOTRON_TILES: Final = "LlamaNemotronVLImageProcessor"
-
 
 def pages_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a config whose parts are called as in transformers' classes.
+    """Return the config of a release whose parts are called as in transformers' classes.
 
     Raises CheckpointError, and UnsupportedModel for values that no release has.
     """
+    if "image_seq_length" in config:
+        return config
     section = Section(config, where)
     text, vision = (section.section(name) for name in ("llm_config", "vision_config"))
     if text is None or vision is None:
@@ -39,11 +38,12 @@ def pages_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     }
 
 
-def pages_settings(config: Section, processor: Section) -> Mapping[str, Any]:
+def pages_settings(config: Section, read: Callable[[str], Section]) -> Mapping[str, Any]:
     """Return the settings of the image processor that the code of the releases has.
 
-    processor: what processor_config.json has. Raises CheckpointError or UnsupportedModel.
+    read: returns what a file of the checkpoint has. Raises CheckpointError or UnsupportedModel.
     """
+    processor = read("processor_config.json")
     processor.expect_all(use_thumbnail=True, norm_type="siglip")
     side = config.part("vision_config").positive("image_size")
     if processor.positive("image_size", side) != side:
@@ -54,7 +54,7 @@ def pages_settings(config: Section, processor: Section) -> Mapping[str, Any]:
         for name in ("min", "max")
     )
     return {
-        "image_processor_type": NEMOTRON_TILES,
+        "image_processor_type": "LlamaNemotronVLImageProcessor",
         "max_patches": most if is_cut else 1,
         "min_patches": least if is_cut else 1,
         "size": {"height": side, "width": side},

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from octavo.config.section import Section
 
-PHI3V: Final = "Phi3VForCausalLM"
 _IMAGE_TOKEN: Final = 32_044
 _CLIP: Final[Mapping[str, Any]] = {
     "hidden_act": "quick_gelu",

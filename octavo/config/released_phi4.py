@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from octavo.config.encoder_sizes import check_encoder
 from octavo.config.section import Section
 from octavo.config.task_adapters import FILES, FOLDER, JINA5
 
@@ -108,9 +109,30 @@ def adapter_files(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def phi4_settings(settings: Section) -> Mapping[str, Any]:
     """Return the settings of the image processor by the names of others. Raises CheckpointError."""
+    if "dynamic_hd" not in settings.values:
+        return settings.values
     kept = {name: value for name, value in settings.values.items() if name != "dynamic_hd"}
     return {
         **kept,
         "image_processor_type": "Phi4MultimodalImageProcessor",
         "max_patches": settings.positive("dynamic_hd", 36),
     }
+
+
+def phi4_sounds(config: Section) -> Section | None:
+    """Return the part of the encoder of sounds without what is the same in all. Raises CheckpointError or
+    UnsupportedModel for an encoder that transformers' class is not."""
+    section = config.section("audio_config")
+    if section is None:
+        return None
+    section.expect("chunk_size", -1, default=-1)  # no chunks
+    section = Section({**section.values, "chunk_size": None}, section.where, "audio_config.")
+    check_encoder(section)
+    section.expect("downsample_rate", 1, default=1)
+    width, joined = section.positive("hidden_size", 1024), section.positive("time_reduction", 8)
+    if joined < 2 or joined & (joined - 1):
+        raise section.error("time_reduction", "a power of 2")
+    for name in ("ext_pw_out_channel", "depthwise_separable_out_channel"):
+        if section.positive(name, 1024) != width:
+            raise section.error(name, f"hidden_size, which is {width}")
+    return section

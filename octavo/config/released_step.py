@@ -7,9 +7,6 @@ from typing import Any, Final
 
 from octavo.config.section import Section
 
-STEP: Final = ("Step3p7ForConditionalGeneration", "StepVLForConditionalGeneration")
-"""Architectures with this encoder of images."""
-STEP_IMAGES: Final = "Step3p7ImageProcessor"
 _LISTS: Final = ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared")
 """Lists whose last elements are those of layers that predict further tokens."""
 _KINDS: Final = ("layer_types", "mlp_layer_types")
@@ -68,4 +65,4 @@ def step_settings(settings: Section) -> Mapping[str, Any]:
     kept = {name: value for name, value in settings.values.items() if name != "patch_size"}
     tile = settings.values.get("tile_size", settings.values.get("patch_size"))
     found = {} if tile is None else {"tile_size": tile}
-    return {**kept, **found, "image_processor_type": STEP_IMAGES}
+    return {**kept, **found, "image_processor_type": "Step3p7ImageProcessor"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from octavo.config.checkpoint import CONFIG, read_json_object
-from octavo.config.images import DUAL
+from octavo.config.media_families import media_family
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
@@ -206,7 +206,7 @@ def _plain_template(config: Path) -> str | None:
     """Return the template of a model whose prompts are texts and images alone; None for any other."""
     names = read_json_object(config).get("architectures") if config.is_file() else None
     first = str([*names, ""][0]) if isinstance(names, list) else ""
-    if first in DUAL:  # whose texts have an end, too
+    if media_family(first).is_dual:  # whose texts have an end, too
         return f"{_PLAIN}{{{{ eos_token }}}}"
     return _PLAIN if first.startswith(_OF_PLAIN_PROMPTS) else None
 

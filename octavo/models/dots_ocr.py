@@ -11,35 +11,10 @@ from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.encoder import library_config
+from octavo.models.vision import ImageReader
 
 
-def read_encoder(c: Checkpoint) -> Any:
-    """Return transformers' config of the encoder. Raises CheckpointError or UnsupportedModel."""
-    vision = c.stored.part("vision_config")
-    vision.expect_all(post_norm=True, temporal_patch_size=1)
-    width, layers = vision.positive("embed_dim", 1536), vision.positive("num_hidden_layers", 42)
-    merged, bias = vision.positive("spatial_merge_size", 2), vision.bool("use_bias", False)
-    values = {
-        "hidden_size": width,
-        "intermediate_size": vision.positive("intermediate_size", 4224),
-        "num_hidden_layers": layers,
-        "num_attention_heads": vision.positive("num_attention_heads", 12),
-        "num_channels": vision.positive("num_channels", 3),
-        "patch_size": vision.positive("patch_size", 14),
-        "spatial_merge_size": merged,
-        "rms_norm_eps": vision.positive_float("rms_norm_eps", 1e-5),
-        "attention_bias": bias,
-        "mlp_bias": bias,
-        "mlp_layer_types": ["dense"] * layers,
-        "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
-        "adapter_in_dim": width,
-        "adapter_out_dim": c.positive("hidden_size"),
-        "adapter_merge_size": merged,
-    }
-    return library_config(Checkpoint(c.path, values), "Dots3NoteVisionConfig")
-
-
-class DotsOcrEncoder(nn.Module):
+class _Encoder(nn.Module):
     """Makes vectors of images, by the name that models of transformers have for that."""
 
     def __init__(self, config: Any) -> None:
@@ -54,3 +29,35 @@ class DotsOcrEncoder(nn.Module):
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor, return_dict: bool) -> Any:
         """Return what transformers' class does, whose pooler_output is [vectors, hidden]."""
         return self.vision_tower(pixel_values, grid_thw=image_grid_thw, return_dict=return_dict)
+
+
+class DotsOcrReader(ImageReader):
+    """What Qwen2's class becomes dots.ocr with, as the base before it."""
+
+    ENCODER = _Encoder
+
+    @classmethod
+    def read_library(cls, c: Checkpoint) -> Any:
+        """Return transformers' config of the encoder. Raises CheckpointError or UnsupportedModel."""
+        vision = c.stored.part("vision_config")
+        vision.expect_all(post_norm=True, temporal_patch_size=1)
+        width, layers = vision.positive("embed_dim", 1536), vision.positive("num_hidden_layers", 42)
+        merged, bias = vision.positive("spatial_merge_size", 2), vision.bool("use_bias", False)
+        values = {
+            "hidden_size": width,
+            "intermediate_size": vision.positive("intermediate_size", 4224),
+            "num_hidden_layers": layers,
+            "num_attention_heads": vision.positive("num_attention_heads", 12),
+            "num_channels": vision.positive("num_channels", 3),
+            "patch_size": vision.positive("patch_size", 14),
+            "spatial_merge_size": merged,
+            "rms_norm_eps": vision.positive_float("rms_norm_eps", 1e-5),
+            "attention_bias": bias,
+            "mlp_bias": bias,
+            "mlp_layer_types": ["dense"] * layers,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
+            "adapter_in_dim": width,
+            "adapter_out_dim": c.positive("hidden_size"),
+            "adapter_merge_size": merged,
+        }
+        return library_config(Checkpoint(c.path, values), "Dots3NoteVisionConfig")

@@ -48,7 +48,6 @@ class CLIPModel(GatedDecoder):
     """CLIP: learned positions, plain MLPs, a causal mask, and the vector of the last token, projected. Source:
     https://arxiv.org/abs/2103.00020."""
 
-    READER = "dual_encoders", "DualReader"
     PREFIXES = ("text_model.",)
     NAMES = {
         r"^text_model\.embeddings\.token_embedding\.": "text_model.embed_tokens.",

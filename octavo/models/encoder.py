@@ -13,10 +13,8 @@ from torch import nn
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import READ_IMAGES
-from octavo.config.listeners import LISTENERS
+from octavo.config.media_families import media_family
 from octavo.config.section import COUNTS
-from octavo.config.sounds import READ_SOUND
 from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import CheckpointError, UnsupportedModel, one_line
 from octavo.layers.layer import Layer, TensorSlot
@@ -94,8 +92,9 @@ def library_config(checkpoint: Checkpoint, name: str, changes: Mapping[str, Any]
 
 def _install(checkpoint: Checkpoint) -> str:
     """Return the command that installs what the encoders of a checkpoint need, with readers of their files."""
-    readers = {"audio": READ_SOUND | LISTENERS.keys() | {"WhisperForConditionalGeneration"}, "images": READ_IMAGES}
-    extras = [name for name, readable in readers.items() if checkpoint.architecture in readable]
+    family = media_family(checkpoint.architecture)
+    hears = family.sounds or family.listener or checkpoint.architecture == "WhisperForConditionalGeneration"
+    extras = [name for name, is_read in (("audio", hears), ("images", family.images)) if is_read]
     return f"pip install 'octavo[{','.join(extras) or 'transformers'}]'"
 
 

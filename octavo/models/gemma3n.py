@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -168,8 +167,6 @@ class StreamsLayer(SandwichLayer):
 
 class Gemma3nForCausalLM(SharingDecoder):
     """The whole model."""
-
-    READER: ClassVar = ("gemma3n_encoders", "Gemma3nReader")
 
     @classmethod
     def read(cls, c: Checkpoint) -> Gemma3nConfig:

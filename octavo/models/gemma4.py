@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -181,8 +181,6 @@ def _read_fields(c: Checkpoint, windows: tuple[int | None, ...]) -> dict[str, An
 
 class Gemma4ForCausalLM(SharingDecoder):
     """The whole model."""
-
-    READER: ClassVar = ("hearing", "BothReader")
 
     @classmethod
     def read(cls, c: Checkpoint) -> Gemma4Config:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import WHOLE_PROMPTS
+from octavo.config.media_families import media_family
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import RoundedFactor
 from octavo.layers.norm import RMSNorm
@@ -30,7 +30,7 @@ class GemmaConfig(DecoderConfig):
         if not own.get("is_bidirectional"):
             c.expect("use_bidirectional_attention", False, "vision")
         fields: dict[str, Any] = {
-            "has_whole_prompts": c.architecture in WHOLE_PROMPTS,
+            "has_whole_prompts": media_family(c.architecture).has_whole_prompts,
             "head_dim": c.positive("head_dim", 256),
             "tied": c.bool("tie_word_embeddings", True),
             "norm": partial(RMSNorm, offset=1.0),

@@ -96,10 +96,6 @@ class OmniReader(SoundReader):
 
     IGNORED = (*SoundReader.IGNORED, r"(?:talker|token2wav|code2wav)\..*")
 
-    @classmethod
-    def of_text(cls, architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
-        return super().of_text(architecture.replace("ForConditional", "ThinkerForConditional"), text_model)
-
     def own_name(self, name: str) -> str:
         return ImageReader.own_name(self, name.removeprefix("thinker."))
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from octavo.models.vision import ImageReader
 
-class MergingProjector(nn.Module):
+
+class _Projector(nn.Module):
     """Joins neighbours before the norm, where PaddleOCR-VL and Keye-VL normalise each vector by itself."""
 
     def __init__(self, library: Any) -> None:
@@ -29,3 +31,12 @@ class MergingProjector(nn.Module):
         cut = vectors.view(times, rows // side, side, columns // side, side, -1).transpose(2, 3)
         joined = self.pre_norm(cut.reshape(times * rows * columns // side**2, -1))
         return self.linear_2(F.gelu(self.linear_1(joined)))
+
+
+class KeyeReader(ImageReader):
+    """What Qwen3's class becomes Keye-VL 1.5 with, as the base before it."""
+
+    def _of_library(self, library: Any) -> nn.Module:
+        made: Any = super()._of_library(library)
+        made.projector = _Projector(library)
+        return made

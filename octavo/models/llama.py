@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.native_mistral import NATIVE
@@ -307,8 +307,6 @@ class Phi3ForCausalLM(GatedDecoder):
 class Phi3VForCausalLM(Phi3ForCausalLM):
     """Phi-3-vision and Phi-3.5-vision: Phi-3-mini, beside which is an encoder of images."""
 
-    READER: ClassVar = ("phi3v_encoder", "Phi3VReader")
-
 
 class Phi4MMForCausalLM(Phi3ForCausalLM):
     """Phi-4-multimodal: Phi-4-mini, beside which are encoders, and adapters for what these make.
@@ -316,7 +314,6 @@ class Phi4MMForCausalLM(Phi3ForCausalLM):
     Source: https://arxiv.org/abs/2503.01743.
     """
 
-    READER: ClassVar = ("phi4_encoder", "Phi4Reader")
     REPLACED = {".base_layer.": "."}
     IGNORED = (*Phi3ForCausalLM.IGNORED, r"layers\..*\.lora_[AB]\.(?:speech|vision)\.weight")
 

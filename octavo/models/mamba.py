@@ -207,7 +207,6 @@ class NemotronHForCausalLM(HybridDecoder):
     Source: https://arxiv.org/abs/2504.03624.
     """
 
-    READER: ClassVar = ("nemotron_encoder", "NemotronReader")
     KINDS: ClassVar[Mapping[str, str]] = {"M": RECURRENT, "*": ATTENTION, "-": "mlp", "E": "moe"}
     PREFIXES = ("backbone.", "model.")
     RECURRENT_NAME = "mixer"

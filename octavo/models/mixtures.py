@@ -38,7 +38,6 @@ class AriaTextForCausalLM(GatedDecoder):
     Source: https://arxiv.org/abs/2410.05993.
     """
 
-    READER = "aria_encoder", "AriaReader"
     RENAMED = {"gate": "router"}
     EXPECTED = fields(mlp_bias=False)
     FIELDS = fields(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -151,7 +151,6 @@ class CrossReader(ImageReader):
 class MllamaForConditionalGeneration(DecoderStack):
     """The text model, which passes the layers that read images."""
 
-    READER: ClassVar = ("mllama", "CrossReader")
     config: MllamaConfig
 
     @classmethod

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.released_nemotron import NEMOTRON_V2
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
@@ -109,8 +108,15 @@ class NemotronReader(SoundReader):
         if kind == "audio":
             return self.encoder.hear(self.received(arrays["input_features"])[None])
         pixels, grid = self.received(arrays["pixel_values"]), arrays["image_grid_hw"]
-        if self.ARCHITECTURE != NEMOTRON_V2:
-            return self.encoder(pixels, grid)
-        side = int(grid[0, 1])  # of tiles, which are below each other
+        return self.encoder(pixels, grid)
+
+
+class SquaresReader(NemotronReader):
+    """Likewise Nemotron Nano 2 VL, whose images become tiles."""
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of an image. arrays: as of `NemotronReader`, of tiles below each other."""
+        pixels, grid = self.received(arrays["pixel_values"]), arrays["image_grid_hw"]
+        side = int(grid[0, 1])
         square = grid.new_full((1, 2), side)
         return torch.cat([self.encoder(tile, square) for tile in torch.split(pixels, side * side)])

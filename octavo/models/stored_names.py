@@ -11,11 +11,11 @@ from typing import Final
 import torch
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.media_families import media_family
 from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError
 from octavo.layers.layer import TensorSlot
 from octavo.models.decoder import LAYER_NUMBER, DecoderStack
-from octavo.models.registry import AROUND_A_TEXT_MODEL
 from octavo.models.weight_files import FLOATS, StoredTensor
 from octavo.quantization.stored import CODED
 
@@ -140,7 +140,7 @@ def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str, own: Col
     """
     if found := _OTHER_PARTS.fullmatch(name):
         return found[1]
-    has_encoders = checkpoint.architecture in AROUND_A_TEXT_MODEL
+    has_encoders = media_family(checkpoint.architecture).is_around_text
     if has_encoders and (found := _OF_ENCODERS.fullmatch(name)) and found[1] not in own:
         return found[1]
     num_drafts = min(checkpoint.optional_int("num_nextn_predict_layers") or 0, _MOST_DRAFT_LAYERS)

@@ -13,69 +13,23 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import DUAL, image_settings
+from octavo.config.images import image_settings
+from octavo.config.media_families import media_family
+from octavo.config.media_family import MediaFamily
 from octavo.config.native_mistral import NATIVE
-from octavo.config.released_intern import INTERN, QIANFAN
-from octavo.config.released_kimi import KIMI
-from octavo.config.released_minicpm import MINICPM_V
-from octavo.config.released_minimax import MINIMAX_M3
-from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
-from octavo.config.released_ovis import OVIS
-from octavo.config.released_pages import NEMOTRON_PAGES
-from octavo.config.released_phi3 import PHI3V
-from octavo.config.released_phi4 import PHI4, RELEASED
-from octavo.config.released_step import STEP
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
-from octavo.models.dots_ocr import DotsOcrEncoder, read_encoder
 from octavo.models.encoder import held_layers, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
-from octavo.models.fallback.swap import stack, swap_encoder
-from octavo.models.keye import MergingProjector
+from octavo.models.fallback.swap import swap_encoder
 from octavo.models.vision_levels import check_features, check_levels, levels_of
-from octavo.models.vision_names import todays_name
+from octavo.models.vision_names import STORED, StoredNames
 
 _TEXT_MODELS: Final = ("language_model", "text_model")
 """Names of the text model in transformers' classes."""
-_DOTS_OCR: Final = "DotsOCRForCausalLM"
-KEYE: Final = ("KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration")
-"""Architectures with the encoder of PaddleOCR-VL, and another text model."""
-OPEN_CUA: Final = "OpenCUAForConditionalGeneration"
-"""Which has the encoder of Qwen2.5-VL, and vectors of images at the positions of their tokens."""
-_MISTRAL_LARGE: Final = "MistralLarge4ForConditionalGeneration"
-_LIBRARY: Final = {
-    "DeepseekOCRForCausalLM": "UnlimitedOcrForConditionalGeneration",
-    RELEASED: PHI4,
-    **dict.fromkeys(KEYE, "PaddleOCRVLForConditionalGeneration"),
-    **dict.fromkeys(STEP, STEP[0]),
-    OPEN_CUA: "Qwen2_5_VLForConditionalGeneration",
-    **dict.fromkeys(INTERN - {QIANFAN}, "InternVLForConditionalGeneration"),
-}
-"""transformers' class by architecture, where it has another name: one with the same encoders and another text model."""
-_CONFIGS: Final = {
-    MINIMAX_M3: "MiniMaxM3VLConfig",
-    **dict.fromkeys((*MINICPM_V, *NEMOTRON_PAGES, PHI3V), "LlavaConfig"),
-    **dict.fromkeys(OVIS, "PaddleOCRVLConfig"),
-    **{name: name.replace("Model", "Config") for name in DUAL},
-    **dict.fromkeys((*NEMOTRON_OMNI, NEMOTRON_V2), "NemotronH_Omni_Reasoning_V3_Config"),
-}
-"""transformers' config by architecture, where it is not called as the class."""
-_WITHOUT_TEXT: Final = {
-    *INTERN,
-    *KEYE,
-    *MINICPM_V,
-    *NEMOTRON_PAGES,
-    OPEN_CUA,
-    *OVIS,
-    PHI3V,
-    *STEP,
-    NEMOTRON_V2,
-    *NEMOTRON_OMNI,
-}
-"""Architectures whose encoders are made without the config of their text models."""
 _SMALL: Final = {
     "model_type": "qwen2",
     "intermediate_size": 1,
@@ -86,13 +40,6 @@ _SMALL: Final = {
     "vocab_size": 1,
 }
 """A text model that is made beside an encoder, and left out."""
-_WIDTHS: Final = {
-    "HunYuanVLForConditionalGeneration": "vision_config.text_hidden_size",
-    "HyperCLOVAXVisionV2ForConditionalGeneration": "text_config.hidden_size",
-    "Ovis2ForConditionalGeneration": "hidden_size",
-    "PaliGemmaForConditionalGeneration": "projection_dim",
-}
-"""The key for the width of an encoder's vectors, where it has another name."""
 _CLASS: Final = re.compile(r"For[A-Z]\w+$")
 """What classes of transformers are called behind the name of their config."""
 
@@ -101,6 +48,7 @@ class ImageReader(DecoderStack):
     """What a text model's class becomes one that reads images with, as the base before it."""
 
     ARCHITECTURE: ClassVar[str]
+    FAMILY: ClassVar[MediaFamily]
     ENCODER: ClassVar[type[nn.Module] | None] = None
     """The encoder, made of transformers' config; None for that of transformers' class."""
     IGNORED = (
@@ -118,33 +66,33 @@ class ImageReader(DecoderStack):
     @classmethod
     def of_text(cls, architecture: str, text_model: type[DecoderStack]) -> type[DecoderStack]:
         """Return the class of an architecture whose text model is of a class."""
-        return type(architecture, (cls, text_model), {"ARCHITECTURE": architecture})
+        own = {"ARCHITECTURE": architecture, "FAMILY": media_family(architecture)}
+        return type(architecture, (cls, text_model), own)
 
     @classmethod
     def library_name(cls) -> str:
         """Return the name of transformers' class."""
-        return _LIBRARY.get(cls.ARCHITECTURE, cls.ARCHITECTURE)
+        return cls.FAMILY.library or cls.ARCHITECTURE
+
+    @classmethod
+    def read_library(cls, c: Checkpoint) -> Any:
+        """Return transformers' config of the encoder. Raises CheckpointError or UnsupportedModel."""
+        # of InternVL's text models transformers lacks some, of Nemotron-H's config it refuses an infinite number
+        small = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
+        name = cls.FAMILY.library_config or f"{_CLASS.sub('', cls.library_name())}Config"
+        return library_config(c, name, small if cls.FAMILY.is_apart else {})
 
     @classmethod
     def read(cls, c: Checkpoint) -> DecoderConfig:
-        is_dots = cls.ARCHITECTURE == _DOTS_OCR
-        # of InternVL's text models transformers lacks some, of Nemotron-H's config it refuses an infinite number
-        changes: dict[str, Any] = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
-        name = _CONFIGS.get(cls.ARCHITECTURE, f"{_CLASS.sub('', cls.library_name())}Config")
-        library = (
-            read_encoder(c)
-            if is_dots
-            else library_config(c, name, changes if cls.ARCHITECTURE in _WITHOUT_TEXT else {})
-        )
+        library = cls.read_library(c)
         config = dataclasses.replace(super().read(c), library=library)
-        name = _WIDTHS.get(cls.ARCHITECTURE, "vision_config.out_hidden_size")
-        width = reduce(lambda part, key: getattr(part, key, config.hidden_size), name.split("."), library)
+        width = reduce(lambda part, key: getattr(part, key, config.hidden_size), cls.FAMILY.width.split("."), library)
         if width != config.hidden_size:
             raise CheckpointError(
-                f"{c.stored.where}: {name} is {width}, expected the text model's hidden_size, which is "
+                f"{c.stored.where}: {cls.FAMILY.width} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
-        if not is_dots and cls.ARCHITECTURE not in INTERN:  # what is left out is checked as transformers fills it in
+        if cls.FAMILY.unstated is None:  # what is left out is checked as transformers fills it in
             image_settings(Checkpoint(c.path, {**library.to_dict(), "architectures": [c.architecture]}))
         check_features(c.stored, library)
         check_levels(c.stored, library, config.num_layers)
@@ -156,18 +104,7 @@ class ImageReader(DecoderStack):
         if self.is_first:
             self.encoder = library_module(self.ENCODER or self._of_library, c.library)
             swap_encoder(self.encoder)
-            if self.ARCHITECTURE == "DeepseekOCRForCausalLM":
-                clip = self.encoder.get_submodule("vision_tower.vision_encoder")
-                stack(clip, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
-            if self.ARCHITECTURE in INTERN:
-                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), "qkv")
-            if self.ARCHITECTURE in (KIMI, *STEP):
-                num_heads = c.library.vision_config.num_attention_heads
-                stored = "wqkv" if self.ARCHITECTURE == KIMI else "in_proj"
-                stack(self.encoder, ("q_proj", "k_proj", "v_proj"), stored, num_heads)
-            if self.ARCHITECTURE == _MISTRAL_LARGE or getattr(c.library, NATIVE, False):
-                for name, stored in (("q_proj", "wq"), ("k_proj", "wk")):
-                    stack(self.encoder, (name,), stored, c.library.vision_config.num_attention_heads)
+            self._stored.stack(self.encoder, getattr(c.library, "vision_config", None))
             self.encoder_layers.update(held_layers(self.encoder, ""))
             self._lacks_buffers = True
             # which a change of type makes real
@@ -184,13 +121,11 @@ class ImageReader(DecoderStack):
                 )
 
     def _of_library(self, library: Any) -> nn.Module:
-        others = (*_TEXT_MODELS, *self.UNUSED)
-        if self.ARCHITECTURE == _DOTS_OCR:
-            return DotsOcrEncoder(library)
-        made = _without(self.library_name(), library, others)
-        if KEYE[1] == self.ARCHITECTURE:
-            made.projector = MergingProjector(library)
-        return made
+        return _without(self.library_name(), library, (*_TEXT_MODELS, *self.UNUSED))
+
+    @property
+    def _stored(self) -> StoredNames:
+        return STORED["mistral" if getattr(self.config.library, NATIVE, False) else self.FAMILY.names]
 
     @property
     def encoding_size(self) -> int:
@@ -244,7 +179,7 @@ class ImageReader(DecoderStack):
         return super().forward(dataclasses.replace(batch, embeddings=override))
 
     def own_name(self, name: str) -> str:
-        return super().own_name(todays_name(self.ARCHITECTURE, name))
+        return super().own_name(STORED[self.FAMILY.names].todays(name))
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
         yield from (each for each in super().layers_by_path() if not each[0].startswith("encoder."))

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint, read_section
 from octavo.config.encoder_sizes import check_encoder
-from octavo.config.listeners import COHERE, LISTENERS, MOONSHINE, RATE
-from octavo.config.sounds import expect_parakeet
+from octavo.config.listeners import COHERE, MOONSHINE, RATE, expect_parakeet
 from octavo.core.model_shape import Encoded, KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import CrossAttention
@@ -210,7 +209,7 @@ class MoonshineForConditionalGeneration(WhisperForConditionalGeneration):
             rope=read_rope(c, dim, share=0.9, interleaved=True),
             qkv_bias=bias,
             mlp=_LateGatedMLP,
-            num_encoded=LISTENERS[MOONSHINE].most_vectors,
+            num_encoded=MOONSHINE.most_vectors,
             library=library,
             encoder=import_module("transformers.models.moonshine.modeling_moonshine").MoonshineEncoder,
         )
@@ -273,7 +272,7 @@ class CohereAsrForConditionalGeneration(WhisperForConditionalGeneration):
             out_bias=bias,
             mlp_bias=True,
             activation=c.expect("hidden_act", *OPERATOR_OF, default="relu"),
-            num_encoded=LISTENERS[COHERE].most_vectors,
+            num_encoded=COHERE.most_vectors,
             library=library.encoder_config,
             encoder=import_module("transformers.models.parakeet.modeling_parakeet").ParakeetEncoder,
             extract=_extractor(c, library.encoder_config.num_mel_bins),
@@ -292,7 +291,7 @@ class CohereAsrForConditionalGeneration(WhisperForConditionalGeneration):
         mask = made["attention_mask"].to(samples.device)
         features = made["input_features"].to(samples.device, self.encoder.dtype)
         states = self.encoder(features, attention_mask=mask).last_hidden_state[0]
-        return self.encoder_proj(states[: LISTENERS[COHERE].num_vectors(len(samples))])
+        return self.encoder_proj(states[: COHERE.num_vectors(len(samples))])
 
     def own_name(self, name: str) -> str:
         for step in _renamings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.multimodal.family import Context
+from octavo.multimodal.image_writer import Context
 
 
 def paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:

@@ -9,9 +9,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.released_nemotron import NEMOTRON_IMAGES, NEMOTRON_SQUARES
-from octavo.config.released_pages import NEMOTRON_TILES
-from octavo.config.released_step import STEP_IMAGES
 from octavo.config.section import Section
 from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
@@ -306,11 +303,11 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Llama4ImageProcessor": Llama4Images,
     "MiniCPMVImageProcessor": MiniCPMImages,
     "MuseGlimmerImageProcessor": MuseImages,
-    NEMOTRON_IMAGES: NemotronImages,
-    NEMOTRON_SQUARES: NemotronSquares,
-    NEMOTRON_TILES: NemotronTiles,
+    "NemotronH_Omni_Reasoning_V3ImageProcessor": NemotronImages,
+    "NemotronNanoVLV2ImageProcessor": NemotronSquares,
+    "LlamaNemotronVLImageProcessor": NemotronTiles,
     "Phi3VImageProcessor": Phi3VImages,
     "Phi4MultimodalImageProcessor": Phi4Images,
-    STEP_IMAGES: StepImages,
+    "Step3p7ImageProcessor": StepImages,
 }
 """By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""

@@ -13,16 +13,17 @@ import numpy as np
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint, read_json_object
-from octavo.config.images import MOST_CROSS_IMAGES, WHOLE_PROMPTS
+from octavo.config.images import MOST_CROSS_IMAGES
+from octavo.config.media_families import media_family
 from octavo.config.section import Section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError, MissingLibrary, one_line
-from octavo.multimodal.families import FAMILIES
-from octavo.multimodal.family import Context, first_positive
 from octavo.multimodal.image_processors import OWN_PROCESSORS
+from octavo.multimodal.image_writer import Context, first_positive
+from octavo.multimodal.image_writers import IMAGE_WRITERS
 from octavo.multimodal.images import decoded
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text, spans_of
-from octavo.multimodal.video_families import VIDEO_FAMILIES
+from octavo.multimodal.video_writers import VIDEO_WRITERS
 from octavo.multimodal.videos import decoded_video
 
 if TYPE_CHECKING:
@@ -53,10 +54,11 @@ class ImagePrompts:
 
         Raises CheckpointError for settings that do not fit.
         """
-        self.family, self._path = FAMILIES[checkpoint.architecture], checkpoint.path
-        self.is_alone = self.family.is_alone
+        family, self._path = media_family(checkpoint.architecture), checkpoint.path
+        self.writer = IMAGE_WRITERS[family.images]
+        self.is_alone = self.writer.is_alone
         """Whether an image is a prompt of its own."""
-        self.has_whole_prompts = checkpoint.architecture in WHOLE_PROMPTS
+        self.has_whole_prompts = family.has_whole_prompts
         self._limits, self._token_text = limits, token_text
         self._changes = changes or {}
         self._settings = settings = {**settings, **self._changes}
@@ -64,8 +66,8 @@ class ImagePrompts:
         self._context = Context(config, settings, encode, path=self._path)
         self._lines = JoinedLines(encode)
         marker, self._token = self._tokens(config, encode)
-        self._vectors = frozenset({self._token, *self.family.others(config)})
-        word = self.family.word
+        self._vectors = frozenset({self._token, *self.writer.others(config)})
+        word = self.writer.word
         if word is not None and "{}" not in word and len(ids := encode(word)) == 1:
             marker, word = ids[0], None
         numbers = range(1, 1 + min(limits["image"], _MOST_NUMBERED))
@@ -74,7 +76,7 @@ class ImagePrompts:
         self.marker = marker
         """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}
-        self._videos = VIDEO_FAMILIES.get(checkpoint.architecture)
+        self._videos = VIDEO_WRITERS.get(family.videos)
         if self._videos is not None and any(key in config.values for key in self._videos.marker):
             self._video_token = first_positive(config, self._videos.token)
             own = first_positive(config, self._videos.marker)
@@ -90,15 +92,15 @@ class ImagePrompts:
 
     def _tokens(self, config: Section, encode: Callable[[str], list[int]]) -> tuple[int, int]:
         """Return the tokens that stand for an image, and for one of its vectors. Raises CheckpointError."""
-        family = self.family
-        if family.token_word is not None and not any(key in config.values for key in family.token):
-            found = encode(family.token_word)
+        writer = self.writer
+        if writer.token_word is not None and not any(key in config.values for key in writer.token):
+            found = encode(writer.token_word)
             if len(found) != 1:
                 raise CheckpointError(
-                    f"{config.where}: the tokenizer beside it has no token {family.token_word}, which stands for images"
+                    f"{config.where}: the tokenizer beside it has no token {writer.token_word}, which stands for images"
                 )
             return found[0], found[0]
-        return first_positive(config, family.marker), first_positive(config, family.token)
+        return first_positive(config, writer.marker), first_positive(config, writer.token)
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -112,8 +114,8 @@ class ImagePrompts:
         """
         if self.is_alone and not given:
             return [*token_ids], ()
-        if self.family.arranged is not None:
-            token_ids = self.family.arranged(self._context, self.marker, token_ids)
+        if self.writer.arranged is not None:
+            token_ids = self.writer.arranged(self._context, self.marker, token_ids)
         waiting = {kind: self._listed(kind, marker, token_ids, given) for marker, kind in self._markers.items()}
         written: list[int] = []
         media: list[MediaInput] = []
@@ -140,28 +142,28 @@ class ImagePrompts:
             brought = brought if _are_videos(brought) else [brought]
         else:
             brought = list(brought) if isinstance(brought, list | tuple) else [brought]
-        room = None if self.family.num_vectors is None else MOST_CROSS_IMAGES
+        room = None if self.writer.num_vectors is None else MOST_CROSS_IMAGES
         return matched(kind, (marker, self._token_text(marker)), token_ids, brought, self._limits[kind], room)
 
     def _with_lines(self, written: list[int], tokens: list[int]) -> list[int]:
-        return self._lines.behind(written, tokens) if self.family.joins_lines else tokens
+        return self._lines.behind(written, tokens) if self.writer.joins_lines else tokens
 
     def _image(self, context: Context, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
         """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
         made = self.arrays(decoded(image))
-        tokens = self._with_lines(written, self.family.tokens(context, self._token, made))
+        tokens = self._with_lines(written, self.writer.tokens(context, self._token, made))
         offset = len(written)
-        arrays = {name: _typed(made[name]) for name in self.family.reads if name in made}
+        arrays = {name: _typed(made[name]) for name in self.writer.reads if name in made}
         digest = digest_of(arrays)
-        if self.family.num_vectors is not None:
-            num_vectors = self.family.num_vectors(context, made)
+        if self.writer.num_vectors is not None:
+            num_vectors = self.writer.num_vectors(context, made)
             return tokens, MediaInput("image", digest, (), num_vectors, arrays, offset=offset), None
         spans = tuple(spans_of(tokens, self._vectors, offset))
         num_embeddings = sum(length for _, length in spans)
-        grid = None if self.family.grid is None else self.family.grid(self._context, made)
-        is_whole, num_before = self.family.is_whole(self._context.config), self.family.num_before
+        grid = None if self.writer.grid is None else self.writer.grid(self._context, made)
+        is_whole, num_before = self.writer.is_whole(self._context.config), self.writer.num_before
         made_of = digest, spans, num_embeddings, arrays, is_whole, grid
-        return tokens, MediaInput("image", *made_of, is_apart=self.family.is_apart, num_before=num_before), None
+        return tokens, MediaInput("image", *made_of, is_apart=self.writer.is_apart, num_before=num_before), None
 
     def _video(self, context: Context, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
         """Return what is written of a video behind `written`, and the token behind the marker that is left out."""
@@ -176,7 +178,7 @@ class ImagePrompts:
         num_embeddings = sum(length for _, length in spans)
         digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
         video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)
-        video = msgspec.structs.replace(video, num_before=self.family.num_before)
+        video = msgspec.structs.replace(video, num_before=self.writer.num_before)
         return made.tokens, video, left_out
 
     @cached_property
@@ -197,7 +199,7 @@ class ImagePrompts:
 
     def arrays(self, *images: Any, **options: Any) -> dict[str, NDArray[Any]]:
         """Return what transformers' image processor makes of decoded images. options: in place of its settings."""
-        made = self.open()(images=[*images], return_tensors="np", **{**self.family.options, **options})
+        made = self.open()(images=[*images], return_tensors="np", **{**self.writer.options, **options})
         return {name: np.asarray(values) for name, values in made.items()}
 
 

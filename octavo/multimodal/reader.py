@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
-from octavo.config.images import READ_IMAGES, WHOLE_PROMPTS, image_settings
+from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
+from octavo.config.media_families import media_family
 from octavo.config.native_mistral import is_native
 from octavo.config.own_adapters import own_adapter
 from octavo.config.schema import ModelConfig
-from octavo.config.sounds import PHI4_SOUNDS, READ_SOUND, sound_section
+from octavo.config.sounds import sound_section
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
@@ -52,16 +53,10 @@ _EXAMPLES: Final[Mapping[str, Sequence[Callable[[], Any]]]] = {
 _MOST_ELEMENTS: Final = 1 << 22
 """Most elements of arrays that an encoder without its layers reads within a fraction of a second."""
 _ONE: Final = {"image": "an image", "video": "a video", "audio": "a sound"}
-_STATED: Final = (
-    ("image", READ_IMAGES, "neither preprocessor_config.json nor processor_config.json has image_processor_type"),
-    ("audio", READ_SOUND - {*PHI4_SOUNDS}, "config.json has no audio_config"),
-    (
-        "audio",
-        PHI4_SOUNDS,
-        "config.json has no audio_processor or audio_config, or there is no preprocessor_config.json",
-    ),
-)
-"""Kinds, the architectures that read them, and why a checkpoint of one does not."""
+_NO_PROCESSOR: Final = "neither preprocessor_config.json nor processor_config.json has image_processor_type"
+_NO_ENCODER: Final = "config.json has no audio_config"
+_NO_SETTINGS: Final = "config.json has no audio_processor or audio_config, or there is no preprocessor_config.json"
+"""Why a checkpoint whose family reads images or sounds does not."""
 
 
 class MediaReader:
@@ -96,7 +91,7 @@ class MediaReader:
     @cached_property
     def _is_heard(self) -> bool:
         """Whether the model reads a sound with every prompt, through caches of its own."""
-        return self._has_encodings and Checkpoint.of(self._model).architecture not in READ_IMAGES
+        return self._has_encodings and not media_family(Checkpoint.of(self._model).architecture).images
 
     @cached_property
     def listener(self) -> LogMel | Waveform:
@@ -132,7 +127,7 @@ class MediaReader:
         if limits["audio"] and (section := sound_section(checkpoint)) is not None:
             room = self._max_model_len, self._most_together
             sounds = SoundPrompts(checkpoint, section, encode, limits, *room, self._token_text)
-        is_written = limits["image"] or checkpoint.architecture in WHOLE_PROMPTS
+        is_written = limits["image"] or media_family(checkpoint.architecture).has_whole_prompts
         if is_written and (settings := image_settings(checkpoint)) is not None:
             changes = self._model.mm_processor_kwargs
             if not self._splits_images and "do_image_splitting" in settings:
@@ -232,10 +227,14 @@ class MediaReader:
             return
         checkpoint, limits = Checkpoint.of(self._model), media_limits(self._model)
         stated = checkpoint.stored.values
-        for kind, architectures, reason in _STATED:
+        family = media_family(checkpoint.architecture)
+        for kind, is_stated, reason in (
+            ("image", family.images, _NO_PROCESSOR),
+            ("audio", family.sounds, _NO_SETTINGS if family.needs_settings else _NO_ENCODER),
+        ):
             if kind == "audio" and "audio_config" in stated and stated["audio_config"] is None:
                 continue  # as in the larger models of a family
-            if checkpoint.architecture in architectures and limits[kind] and kind not in self._kinds:
+            if is_stated and limits[kind] and kind not in self._kinds:
                 _log.warning(
                     "%s: %s are not read: %s; download the JSON files again, or set limit_mm_per_prompt %s=0",
                     self._model.path,

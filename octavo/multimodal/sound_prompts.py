@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.released_minicpm import MINICPM_O
-from octavo.config.released_nemotron import NEMOTRON_OMNI
-from octavo.config.released_phi4 import PHI4, RELEASED
+from octavo.config.media_families import media_family
 from octavo.config.section import Section
-from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.core.media import MediaInput, digest_of
 from octavo.errors import InvalidRequest
-from octavo.multimodal import gemma_sounds
-from octavo.multimodal.family import first_positive
-from octavo.multimodal.gemma_sounds import Around, Frames
+from octavo.multimodal.gemma_sounds import Around
+from octavo.multimodal.image_writer import first_positive
 from octavo.multimodal.log_mel import LogMel
-from octavo.multimodal.minicpm_sounds import WORDS, minicpm_around, minicpm_window, minicpm_windows
-from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
-from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
-from octavo.multimodal.placeholders import JoinedLines, Words, matched, no_text
-from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples, read_sound
-from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
-from octavo.multimodal.usm_mel import UsmMel
+from octavo.multimodal.placeholders import JoinedLines, matched, no_text
+from octavo.multimodal.sound import FIELD, MAX_SECONDS, read_sound
+from octavo.multimodal.sound_writers import SOUND_WRITERS, Mel, number_array
 
-_Mel = LogMel | UsmMel | Frames | ParakeetMel | Phi4Mel | StackedMel
-
-
-class _Family(NamedTuple):
-    """write: returns what the encoder reads of a sound, in order, without places in a prompt. window: returns the
-    frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
-    one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
-    there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens around a sound. knows_images: the encoder is told whether the prompt has images, too. words: what stands for
-    a sound where config.json names no token."""
-
-    write: Callable[[Any, Section, Samples], list[MediaInput]]
-    window: Callable[[Section], tuple[int, int]] | None = None
-    bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
-    most_s: float = MAX_SECONDS
-    read: Callable[[Checkpoint, Section], _Mel] | None = None
-    around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
-    knows_images: bool = False
-    words: Words | None = None
+_MARKERS: Final = ("audio_token_index", "audio_token_id", "sound_context_token_id")
 
 
 class SoundPrompts:
@@ -69,7 +43,7 @@ class SoundPrompts:
         token_text: returns a token's text. Raises CheckpointError."""
         config = checkpoint.stored
         self.architecture = checkpoint.architecture
-        family = _FAMILIES[checkpoint.architecture]
+        family = SOUND_WRITERS[media_family(checkpoint.architecture).sounds]
         self.words = {} if family.words is None else {family.words.text: "audio"}
         """The text that stands for a sound in texts, where it is no token."""
         tokens = [first_positive(config, _MARKERS)] * 2 if family.words is None else family.words.ids(encode)
@@ -79,7 +53,7 @@ class SoundPrompts:
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
-            self._log_mel: _Mel = LogMel.of(checkpoint.path, sizes)
+            self._log_mel: Mel = LogMel.of(checkpoint.path, sizes)
         else:
             self._log_mel = family.read(checkpoint, section)
         self._write, self._section, self._lines = family.write, section, JoinedLines(encode)
@@ -154,246 +128,7 @@ class SoundPrompts:
                     code="request_too_large",
                 )
             if self._knows_images:
-                arrays = {**each.arrays, "has_images": _number(has_images)}
+                arrays = {**each.arrays, "has_images": number_array(has_images)}
                 each = msgspec.structs.replace(each, arrays=arrays, digest=digest_of(arrays))
             made.append(each)
         return made
-
-
-def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return a window, of whose vectors those of the silence behind the sound are left out."""
-    _check_is_heard(settings, samples)
-    num_frames = -(-len(samples) // settings.hop_length)
-    arrays = {**settings.window(settings.features(samples)).arrays, "num_frames": _number(num_frames)}
-    return [_input(arrays, _num_paired(num_frames))]
-
-
-def _input(arrays: dict[str, TypedArray], num_vectors: int) -> MediaInput:
-    return MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)
-
-
-def _mask(size: int, num_frames: int) -> TypedArray:
-    """Return the mask of the first of so many frames."""
-    mask = (np.arange(size) < num_frames).astype(np.int64)
-    return TypedArray("int64", mask.shape, mask.tobytes())
-
-
-def _check_is_heard(settings: LogMel, samples: Samples) -> None:
-    """Raise InvalidRequest for a sound of which an encoder makes nothing."""
-    if _num_paired(-(-len(samples) // settings.hop_length)) < 1:
-        seconds = len(samples) / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.03 s", field=FIELD)
-
-
-def _num_paired(num_frames: int) -> int:
-    """Return the vectors that a convolution with a stride of two and the mean of each two states make of frames."""
-    return ((num_frames - 1) // 2 - 1) // 2 + 1
-
-
-def _number(value: int) -> TypedArray:
-    return TypedArray("int64", (1,), np.array([value], np.int64).tobytes())
-
-
-def _windows(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return as many windows as the sound begins; the encoder hears the silence behind it."""
-    samples = np.pad(samples, (0, -len(samples) % (settings.num_frames * settings.hop_length)))
-    features = settings.features(samples)
-    return [settings.window(features, start) for start in range(0, features.shape[1], settings.num_frames)]
-
-
-def _joined_window(section: Section) -> tuple[int, int]:
-    """Return frames and vectors, each made of several neighbours of the encoder's. Raises CheckpointError."""
-    width, joined = section.positive("hidden_size", 1280), section.positive("intermediate_size", 5120)
-    count = section.positive("max_source_positions", 1500)
-    if count * width % joined:
-        raise section.error("intermediate_size", f"a divisor of max_source_positions x hidden_size, {count * width:,}")
-    return 2 * count, count * width // joined
-
-
-def _chunked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return as many windows as the sound begins. In them the encoder reads chunks, which do not see other windows; it
-    leaves the silence behind the sound out, but hears that which fills up half a second."""
-    features = settings.features(samples, _LEAST_SAMPLES // settings.hop_length)
-    made = []
-    for start in range(0, features.shape[1], settings.num_frames):
-        window, num_frames = settings.window(features, start), min(settings.num_frames, features.shape[1] - start)
-        arrays = {**window.arrays, "input_features_mask": _mask(settings.num_frames, num_frames)}
-        made.append(_input(arrays, _num_convolved(num_frames)))
-    return made
-
-
-def _chunked_window(section: Section) -> tuple[int, int]:
-    """Return frames and vectors of the chunks that attend to each other. Raises CheckpointError or UnsupportedModel."""
-    section.expect("n_window", _CHUNK // 2, default=_CHUNK // 2)  # transformers counts the vectors of no other
-    num_frames, least = section.positive("n_window_infer", 800), _num_convolved(_CHUNK)
-    if num_frames % _CHUNK or num_frames > _MOST_FRAMES:
-        raise section.error("n_window_infer", f"a multiple of 2 x n_window, {_CHUNK}, of at most {_MOST_FRAMES:,}")
-    for name in ("max_position_embeddings", "max_source_positions"):
-        if section.positive(name, least) < least:
-            raise section.error(name, f"at least the {least} of a chunk")
-    return num_frames, _num_convolved(num_frames)
-
-
-def _paired_chunks(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return windows of chunks that do not see each other. Silence of minutes follows a sound there, so that its last
-    frames reach into it."""
-    _check_is_heard(settings, samples)
-    num_frames = -(-len(samples) // settings.hop_length)
-    features = settings.features(np.pad(samples, (0, settings.n_fft)), 0)[:, :num_frames]
-    return _cut(settings, features, 2 * section.positive("n_window", 100), _num_paired)
-
-
-def _paired_chunks_window(section: Section) -> tuple[int, int]:
-    """Return frames and vectors of about half a minute. Raises CheckpointError."""
-    half = section.positive("n_window", 100)
-    if half % 2 or half > section.positive("max_source_positions", 1500):
-        raise section.error("n_window", "an even number of at most max_source_positions")
-    num_frames = 2 * half * max(1, 3000 // (2 * half))
-    return num_frames, _num_paired(num_frames)
-
-
-def _omni_chunks(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return windows of chunks as `_chunked`, of which a sound of one chunk alone is not filled up."""
-    _check_is_heard(settings, samples)
-    return _cut(settings, settings.features(samples, 0), _CHUNK, _num_convolved)
-
-
-def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Callable[[int], int]) -> list[MediaInput]:
-    """Return windows of features, filled up to whole chunks where there are several."""
-    made, num_frames = [], features.shape[1]
-    if num_frames > chunk:
-        features = np.pad(features, ((0, 0), (0, -num_frames % chunk)))
-    for start in range(0, num_frames, settings.num_frames):
-        part = np.ascontiguousarray(features[:, start : start + settings.num_frames], np.float32)
-        heard = min(settings.num_frames, num_frames - start)
-        arrays = {
-            "input_features": TypedArray("float32", part.shape, part.tobytes()),
-            "num_frames": _number(heard),
-        }
-        if num_vectors := count(heard):
-            made.append(_input(arrays, num_vectors))
-    return made
-
-
-def _separate_windows(
-    count: Callable[[int], int], *, is_numbered: bool = False
-) -> Callable[[LogMel, Section, Samples], list[MediaInput]]:
-    """Return what cuts a sound into windows whose loudest frames are their own. count: vectors of so many frames.
-    is_numbered: the encoder is told which window of its sound it hears."""
-
-    def cut(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-        _check_is_heard(settings, samples)
-        made, size = [], settings.num_frames * settings.hop_length
-        for start in range(0, len(samples), size):
-            part = samples[start : start + size]
-            num_frames = -(-len(part) // settings.hop_length)
-            mask = _mask(settings.num_frames, num_frames)
-            arrays = {**settings.window(settings.features(part)).arrays, "input_features_mask": mask}
-            if is_numbered:
-                arrays["window"] = _number(start // size)
-            if num_vectors := count(num_frames):
-                made.append(_input(arrays, num_vectors))
-        return made
-
-    return cut
-
-
-def _paired_window(section: Section) -> tuple[int, int]:
-    """Return frames and vectors of a window with a position for each two frames."""
-    num_frames = 2 * section.positive("max_source_positions", 1500)
-    return num_frames, _num_paired(num_frames)
-
-
-def _num_quartered(num_frames: int) -> int:
-    """Return the vectors that a convolution with a stride of two makes, four of its states beside each other."""
-    return ((num_frames - 1) // 2 - 3) // 4 + 1
-
-
-def _quartered_window(section: Section) -> tuple[int, int]:
-    """Return frames and vectors. Raises CheckpointError."""
-    count, width = section.positive("max_position_embeddings", 1500), section.positive("hidden_size", 1280)
-    if section.positive("intermediate_size", 5120) != 4 * width:
-        raise section.error("intermediate_size", f"four times hidden_size, which is {width}")
-    if count % 4 or 2 * count > _MOST_FRAMES:
-        raise section.error("max_position_embeddings", f"a multiple of 4 of at most {_MOST_FRAMES // 2:,}")
-    return 2 * count, _num_quartered(2 * count)
-
-
-def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return the whole sound, two frames beside each other."""
-    _check_is_heard(settings, samples)
-    features = settings.features(samples, 0)
-    pairs = np.ascontiguousarray(features[:, : features.shape[1] // 2 * 2].T, np.float32)
-    pairs = pairs.reshape(-1, 2 * settings.feature_size)
-    arrays = {"input_features": TypedArray("float32", pairs.shape, pairs.tobytes())}
-    num_vectors = -(-2 * len(pairs) // settings.num_frames) * settings.num_vectors
-    return [_input(arrays, num_vectors)]
-
-
-def _queried_window(section: Section) -> tuple[int, int]:
-    """Return frames of the encoder's states that become vectors together, and these."""
-    return 2 * section.positive("window_size"), section.positive("window_size") // section.positive("downsample_rate")
-
-
-def _stacked_bands(section: Section) -> int:
-    """Return half of what the encoder reads at once. Raises CheckpointError."""
-    size = section.positive("input_dim", 160)
-    if size % 2:
-        raise section.error("input_dim", "an even number: two frames")
-    return size // 2
-
-
-def _num_convolved(num_frames: int) -> int:
-    """Return the vectors that three convolutions make of frames, each chunk by itself."""
-    whole, rest = divmod(num_frames, _CHUNK)
-    return whole * -(-_CHUNK // 8) + -(-rest // 8)
-
-
-_MARKERS: Final = ("audio_token_index", "audio_token_id", "sound_context_token_id")
-_CHUNK: Final = 100
-_LEAST_SAMPLES: Final = 8_000
-_MOST_FRAMES: Final = 1 << 16
-_GRANITE: Final = _Family(_stacked, _queried_window, _stacked_bands, most_s=600.0)
-_NEMOTRON: Final = _Family(parakeet_pieces, parakeet_window, read=ParakeetMel.of, around=nemotron_around)
-_PHI4: Final = _Family(phi4_sound, most_s=MOST_S, read=Phi4Mel.of, knows_images=True)
-_FAMILIES: Final = {
-    PHI4: _PHI4,
-    RELEASED: _PHI4,
-    **dict.fromkeys(NEMOTRON_OMNI, _NEMOTRON),
-    "AudioFlamingo3ForConditionalGeneration": _Family(_separate_windows(_num_paired), _paired_window),
-    "FunAsrNanoForConditionalGeneration": _Family(stacked_sound, most_s=120.0, read=StackedMel.of),
-    "Gemma3nForConditionalGeneration": _Family(
-        gemma_sounds.filled_up,
-        most_s=30.0,
-        read=gemma_sounds.gemma3n_mel,
-        around=gemma_sounds.gemma3n_around,
-    ),
-    "Gemma4ForConditionalGeneration": _Family(
-        gemma_sounds.quartered,
-        most_s=30.0,
-        read=gemma_sounds.gemma4_mel,
-        around=gemma_sounds.gemma4_around,
-    ),
-    "Gemma4UnifiedForConditionalGeneration": _Family(
-        gemma_sounds.each_frame,
-        most_s=30.0,
-        read=gemma_sounds.gemma4_frames,
-        around=gemma_sounds.gemma4_around,
-    ),
-    "GlmAsrForConditionalGeneration": _Family(_separate_windows(_num_quartered), _quartered_window),
-    "GraniteSpeechForConditionalGeneration": _GRANITE,
-    "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
-    MINICPM_O: _Family(minicpm_windows, minicpm_window, around=minicpm_around, words=WORDS),
-    "MusicFlamingoForConditionalGeneration": _Family(
-        _separate_windows(_num_paired, is_numbered=True),
-        _paired_window,
-        most_s=1200.0,
-        around=gemma_sounds.flamingo_around,
-    ),
-    "Qwen2AudioForConditionalGeneration": _Family(_one_window),
-    "Qwen2_5OmniForConditionalGeneration": _Family(_paired_chunks, _paired_chunks_window),
-    "Qwen3ASRForConditionalGeneration": _Family(_chunked, _chunked_window),
-    "Qwen3OmniMoeForConditionalGeneration": _Family(_omni_chunks, _chunked_window),
-    "VoxtralForConditionalGeneration": _Family(_windows, _joined_window),
-}
-"""By architecture."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from octavo.multimodal.family import Arrays, Context
+from octavo.multimodal.image_writer import Arrays, Context
 
 
 def pinned_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from octavo.config.checkpoint import Checkpoint, read_section
-from octavo.config.listeners import LISTENERS, RATE, Listener
+from octavo.config.listeners import RATE, Listener
+from octavo.config.media_families import media_family
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG, LogMel
@@ -38,7 +39,9 @@ class Waveform(msgspec.Struct, frozen=True):
 
     @property
     def _listener(self) -> Listener:
-        return LISTENERS[self.architecture]
+        found = media_family(self.architecture).listener
+        assert found is not None, "encoders of other families read spectrograms"
+        return found
 
     @property
     def seconds(self) -> float:
@@ -66,6 +69,6 @@ class Waveform(msgspec.Struct, frozen=True):
 
 def listener_of(checkpoint: Checkpoint) -> LogMel | Waveform:
     """Return the preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
-    if checkpoint.architecture in LISTENERS:
+    if media_family(checkpoint.architecture).listener is not None:
         return Waveform.of(checkpoint)
     return LogMel.of(checkpoint.path, checkpoint.values)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from octavo.config.listeners import COHERE, MOONSHINE
-from octavo.config.sounds import PHI4_SOUNDS
+from octavo.config.media_families import media_family
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import ChatOptions
 from octavo.errors import InvalidRequest
@@ -68,7 +67,7 @@ class SpeechStyle(NamedTuple):
 
 def style_of(tools: InputProcessor) -> SpeechStyle | None:
     """Return how a model is asked; None for one that writes no speech down in prompts."""
-    style = None if tools.media.hearing is None else _STYLES.get(tools.media.hearing.architecture)
+    style = None if tools.media.hearing is None else STYLES.get(media_family(tools.media.hearing.architecture).speech)
     return None if style is None or any(tools.tokenizer.token_id(each) is None for each in style.marks) else style
 
 
@@ -218,25 +217,17 @@ _LANGUAGES: Final = {
 _CODES: Final = {name.lower(): code for code, name in _LANGUAGES.items()}
 
 _LANGUAGE: Final = ("language",)
-_GRANITE: Final = SpeechStyle(_granite, piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
-_PHI4: Final = SpeechStyle(partial(_behind, words=_PHI4_WORDS), piece_s=40.0, tasks=frozenset(_PHI4_WORDS))
-_OMNI: Final = SpeechStyle(_omni, takes=_LANGUAGE, piece_s=30.0, tasks=frozenset({"transcribe", "translate"}))
-_STYLES: Final[Mapping[str, SpeechStyle]] = {
-    COHERE: SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), _LANGUAGE, piece_s=35.0),
-    "FunAsrNanoForConditionalGeneration": SpeechStyle(_fun_asr, ("<|im_start|>",), ("language", "hotwords"), 30.0),
-    "Gemma3nForConditionalGeneration": _OMNI,
-    "Gemma4ForConditionalGeneration": _OMNI,
-    "Gemma4UnifiedForConditionalGeneration": _OMNI,
-    "GlmAsrForConditionalGeneration": SpeechStyle(partial(_behind, words=_GLM_WORDS), piece_s=655.0),
-    "GraniteSpeechForConditionalGeneration": _GRANITE,
-    "GraniteSpeechPlusForConditionalGeneration": _GRANITE,
-    **dict.fromkeys(PHI4_SOUNDS, _PHI4),
-    MOONSHINE: SpeechStyle(_moonshine, piece_s=30.0, tokens_per_s=13.0),
-    "Qwen2_5OmniForConditionalGeneration": _OMNI,
-    "Qwen3OmniMoeForConditionalGeneration": _OMNI,
-    "Qwen3ASRForConditionalGeneration": SpeechStyle(
+STYLES: Final[Mapping[str, SpeechStyle]] = {
+    "cohere": SpeechStyle(_cohere, (*_COHERE_MARKS, "<|en|>"), _LANGUAGE, piece_s=35.0),
+    "fun_asr": SpeechStyle(_fun_asr, ("<|im_start|>",), ("language", "hotwords"), 30.0),
+    "glm": SpeechStyle(partial(_behind, words=_GLM_WORDS), piece_s=655.0),
+    "granite": SpeechStyle(_granite, piece_s=30.0, tasks=frozenset(_GRANITE_WORDS)),
+    "moonshine": SpeechStyle(_moonshine, piece_s=30.0, tokens_per_s=13.0),
+    "omni": SpeechStyle(_omni, takes=_LANGUAGE, piece_s=30.0, tasks=frozenset({"transcribe", "translate"})),
+    "phi4": SpeechStyle(partial(_behind, words=_PHI4_WORDS), piece_s=40.0, tasks=frozenset(_PHI4_WORDS)),
+    "qwen3_asr": SpeechStyle(
         _qwen3_asr, (_ASR_TEXT,), ("language", "prompt", "hotwords"), 1200.0, behind_language=_ASR_TEXT
     ),
-    "VoxtralForConditionalGeneration": SpeechStyle(_voxtral, _VOXTRAL_MARKS, _LANGUAGE),
+    "voxtral": SpeechStyle(_voxtral, _VOXTRAL_MARKS, _LANGUAGE),
 }
-"""By architecture."""
+"""By `speech` of a `MediaFamily`."""

@@ -113,11 +113,11 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
         given = prompt["multi_modal_data"]["image"]
         arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
         inputs: dict[str, Any] = {
-            name: torch.from_numpy(arrays[name]) for name in processor.family.reads if name in arrays
+            name: torch.from_numpy(arrays[name]) for name in processor.writer.reads if name in arrays
         }
         drawn = list(output.outputs[0].token_ids)
         token = TOKENS.get(family, IMAGE)
-        standing = {token, *processor.family.others(checkpoint_of_it.stored)}  # for vectors of an image there
+        standing = {token, *processor.writer.others(checkpoint_of_it.stored)}  # for vectors of an image there
         drawn = drawn[: next((place for place, each in enumerate(drawn) if each in standing), None)]
         ids = [*output.prompt_token_ids, *drawn]
         if "image_grid_thw" in inputs or "image_position_ids" in inputs:
@@ -285,7 +285,7 @@ def test_neighbours_are_seen_together_and_others_hide_those_before_them(tmp_path
     assert bits(generate(path, prompts * 2, max_num_batched_tokens=4, num_gpu_blocks_override=16)) == bits(found) * 2
     for prompt, output in zip(prompts, found, strict=True):
         arrays = processor.arrays(*prompt["multi_modal_data"]["image"])
-        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads}
+        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.writer.reads}
         ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         mask = cross_mask(ids, arrays["num_tiles"].reshape(-1).tolist())
         with torch.inference_mode():

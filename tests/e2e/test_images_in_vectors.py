@@ -60,7 +60,7 @@ def test_vectors_are_those_of_transformers(path: Path) -> None:
     for prompt, output in zip(PROMPTS[:2], together, strict=False):
         given = prompt["multi_modal_data"]["image"]
         arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
-        inputs: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads}
+        inputs: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in processor.writer.reads}
         ids = torch.tensor([output.prompt_token_ids])
         inputs["mm_token_type_ids"] = (ids == TOKENS.get("qwen3_vl", IMAGE)).int()
         with torch.inference_mode():

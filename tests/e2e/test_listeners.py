@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.config.listeners import LISTENERS, Listener
+from octavo.config import media_families
 from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from octavo.models import whisper
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.speech_prompts import Asked, style_of
 from tests.conformance.runtimes import LEVELS
@@ -70,8 +71,12 @@ def test_logprobs_are_those_of_transformers(path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 def test_any_schedule_gives_the_bits_of_a_lonely_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for architecture, listener in LISTENERS.items():  # of which scarce blocks have room for one
-        monkeypatch.setitem(cast("dict[str, Listener]", LISTENERS), architecture, listener._replace(seconds=1.5))
+    for family in media_families.FAMILIES:
+        if family.listener is not None:
+            short = family.listener._replace(seconds=1.5)  # sounds of which scarce blocks have room for one
+            monkeypatch.setattr(whisper, "COHERE" if family.listener is whisper.COHERE else "MOONSHINE", short)
+            (architecture,) = family.architectures
+            monkeypatch.setitem(media_families.BY_ARCHITECTURE, architecture, family._replace(listener=short))
     ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 1, "n": 2}, {"seed": 2, "top_p": 0.9}]
     requests = [
         (

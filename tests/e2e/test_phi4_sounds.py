@@ -104,7 +104,7 @@ def test_logprobs_are_those_of_transformers(path: Path, expected: list[RequestOu
             inputs |= {
                 name: torch.from_numpy(array)
                 for name, array in images.arrays(given["image"]).items()
-                if name in images.family.reads
+                if name in images.writer.reads
             }
         drawn = list(output.outputs[0].token_ids)
         drawn = drawn[: next((place for place, each in enumerate(drawn) if each in (IMAGE, SOUND)), None)]

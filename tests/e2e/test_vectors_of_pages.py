@@ -51,7 +51,7 @@ def given_to(model: Any, path: Path, ids: torch.Tensor, has_image: bool) -> dict
         assert settings is not None
         processor = ImagePrompts(checkpoint, settings, lambda _: [], {"image": 16})
         arrays = processor.arrays(image(0))
-        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.family.reads}
+        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.writer.reads}
     if checkpoint.architecture.startswith("PaliGemma"):
         return inputs | {"token_type_ids": torch.zeros_like(ids)}
     if has_image:  # positions are left out by transformers 5.24, and are there in training

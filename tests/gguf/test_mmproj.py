@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import READ_IMAGES
+from octavo.config.media_families import media_family
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
 from octavo.gguf.architectures import ARCHITECTURES
@@ -76,7 +76,7 @@ def test_the_config_is_that_of_the_checkpoint(family: str, files: Files, checkpo
 
 def test_every_kind_is_a_family_with_text_models_that_are_read() -> None:
     for kind in PROJECTORS.values():
-        assert f"{kind.family}ForConditionalGeneration" in READ_IMAGES
+        assert media_family(f"{kind.family}ForConditionalGeneration").images
         assert set(kind.texts) <= {name.partition(" ")[0] for name in ARCHITECTURES}
 
 

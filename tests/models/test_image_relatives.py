@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import released_ovis
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings, num_queries
+from octavo.config.image_fits import num_queries
+from octavo.config.images import image_settings
 from octavo.config.section import Section
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
@@ -84,7 +85,7 @@ def encoded(path: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     assert settings is not None
     prompts = ImagePrompts(checkpoint, settings, lambda _: [40], {"image": 1})
     made = prompts.arrays(image(0))
-    arrays = {name: torch.from_numpy(made[name]) for name in prompts.family.reads}
+    arrays = {name: torch.from_numpy(made[name]) for name in prompts.writer.reads}
     model: Any = LoadedModel.open(checkpoint, Mesh.single(), torch.float32).load(bind(), ReferenceBackend())
     with torch.inference_mode():
         return model.encode("image", arrays), arrays

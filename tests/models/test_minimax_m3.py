@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import cache_layout
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.released_minimax import MINIMAX_M3, minimax_settings
+from octavo.config.released_minimax import minimax_settings
 from octavo.config.section import Section
 from octavo.core.model_shape import Indexed
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.errors import CheckpointError
 from octavo.models.registry import resolve_model
-from octavo.multimodal.families import FAMILIES
-from octavo.multimodal.family import Context
+from octavo.multimodal.image_writer import Context
+from octavo.multimodal.image_writers import IMAGE_WRITERS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, make_vision_checkpoint
@@ -166,17 +166,17 @@ def test_an_image_is_read_by_the_config_of_the_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [None, [672, 672]], ids=["unstated", "as released"])
 def test_images_have_the_sizes_of_the_family(size: list[int] | None) -> None:
-    settings = minimax_settings({"image_processor_type": "MiniMaxM3VLImageProcessor", "size": size})
+    settings = minimax_settings(Section({"image_processor_type": "MiniMaxM3VLImageProcessor", "size": size}, "a"))
     assert settings["image_processor_type"] == "Qwen2VLImageProcessor"
     assert settings["size"] == {"shortest_edge": 3136, "longest_edge": 451_584}
-    assert minimax_settings({"size": {"shortest_edge": 784}})["size"] == {"shortest_edge": 784}
+    assert minimax_settings(Section({"size": {"shortest_edge": 784}}, "a"))["size"] == {"shortest_edge": 784}
 
 
 def test_an_image_stands_between_its_marks() -> None:
     marks = {"]<]start of image[>[": [7], "]<]end of image[>[": [8]}
     context = Context(Section({"vision_config": {"spatial_merge_size": 2}}, "config.json"), {}, marks.__getitem__)
     arrays = {"image_grid_thw": np.array([[1, 4, 6]])}
-    assert FAMILIES[MINIMAX_M3].tokens(context, 5, arrays) == [7, *[5] * 6, 8]
+    assert IMAGE_WRITERS["minimax"].tokens(context, 5, arrays) == [7, *[5] * 6, 8]
 
 
 def test_chosen_keys_are_not_in_the_codes_of_a_quantised_cache() -> None:

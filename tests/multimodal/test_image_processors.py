@@ -12,8 +12,6 @@ from PIL import Image
 
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
-from octavo.multimodal.families import FAMILIES
-from octavo.multimodal.family import Context
 from octavo.multimodal.image_processors import (
     OWN_PROCESSORS,
     Cohere2Images,
@@ -22,6 +20,8 @@ from octavo.multimodal.image_processors import (
     Lfm2VlImages,
     Llama4Images,
 )
+from octavo.multimodal.image_writer import Context
+from octavo.multimodal.image_writers import IMAGE_WRITERS
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.phi4_images import Phi4Images
 from tests.fakes.vision import image
@@ -227,7 +227,7 @@ def test_prompts_have_as_many_tokens_for_an_image_of_phi_4_as_transformers_says(
 ) -> None:
     made = Phi4Images(section(), section())([Image.new("RGB", size)], "np")
     context = Context(section(), {}, lambda text: [])
-    assert FAMILIES["Phi4MMForCausalLM"].tokens(context, 5, made) == [5] * count
+    assert IMAGE_WRITERS["phi4"].tokens(context, 5, made) == [5] * count
 
 
 def test_images_of_phi_4_are_filled_up_to_the_most_tiles() -> None:

@@ -76,7 +76,7 @@ def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkey
 
 
 def test_fun_asr_is_asked_in_its_own_words() -> None:
-    write = speech_prompts._STYLES["FunAsrNanoForConditionalGeneration"].prompt
+    write = speech_prompts.STYLES["fun_asr"].prompt
     sounds, tokenizer = SimpleNamespace(marker=7), SimpleNamespace(token_text=lambda token: f"<{token}>")
     tools: Any = SimpleNamespace(media=SimpleNamespace(sounds=sounds), tokenizer=tokenizer)
 
@@ -97,8 +97,8 @@ def test_a_model_that_repeats_itself_is_stopped_where_the_context_has_room(
     server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server.llm, "input", inputs(tmp_path, "granite_speech"))
-    style = speech_prompts._STYLES["GraniteSpeechForConditionalGeneration"]._replace(tokens_per_s=20.0)
-    monkeypatch.setitem(cast("dict[str, Any]", speech_prompts._STYLES), "GraniteSpeechForConditionalGeneration", style)
+    style = speech_prompts.STYLES["granite"]._replace(tokens_per_s=20.0)
+    monkeypatch.setitem(cast("dict[str, Any]", speech_prompts.STYLES), "granite", style)
     for seconds in (1.5, 10.0):
         assert post(server.url, tone(seconds)).status_code == 200
     assert [params.max_tokens for _, _, params, _ in server.llm.requests[-2:]] == [31, None]

@@ -1,4 +1,4 @@
-"""What is stated of each family of models that read images."""
+"""What is stated of a way to write images into prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Context(NamedTuple):
         return self.config.section("vision_config") or self.config
 
 
-class Family(NamedTuple):
+class ImageWriter(NamedTuple):
     """marker: keys of config.json, of which the first that is there has the id that stands for an image in a prompt
     before it is written out. token: likewise the id of tokens that stand for vectors. tokens: returns what is written
     for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: returns whether

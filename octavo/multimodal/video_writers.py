@@ -1,4 +1,4 @@
-"""How each family of models that read videos writes one into a prompt."""
+"""How families of models that read videos write one into a prompt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from octavo.config.released_ernie import ERNIE_VL
-from octavo.config.released_minimax import MINIMAX_M3
 from octavo.config.section import Section
-from octavo.multimodal.family import Arrays, Context
+from octavo.multimodal.image_writer import Arrays, Context
 from octavo.multimodal.stamped_frames import check_font, stamped
 from octavo.multimodal.videos import Video
 
@@ -34,7 +32,7 @@ ImageArrays = Callable[..., Arrays]
 """Makes arrays of images by the family's image processor, with its options."""
 
 
-class VideoFamily(NamedTuple):
+class VideoWriter(NamedTuple):
     """marker: keys of config.json of the id that stands for a video in a prompt. token: likewise for its vectors.
     write: returns what is written; settings are those of videos. check: returns what the folder of a checkpoint with
     these settings lacks to read videos, None for nothing; raises CheckpointError or UnsupportedModel for settings that
@@ -274,26 +272,15 @@ _ERNIE_TOGETHER: Final = 2
 _FRAMES_PER_SECOND: Final = {"qwen2_5_omni_thinker": 2.0, "qwen3_omni_moe_thinker": 1.0}
 """By `model_type`: of videos that come without them, as processors in transformers have it."""
 _VIDEO: Final = ("video_token_id", "video_token_index")
-_GLM: Final = VideoFamily(_VIDEO, ("image_token_id",), _glm)
-_GLM46: Final = _GLM._replace(write=partial(_glm, stamp="{:.1f} seconds".format))
-_QWEN2: Final = VideoFamily(_VIDEO, _VIDEO, _qwen2)
-_QWEN3: Final = VideoFamily(_VIDEO, _VIDEO, _qwen3)
+_GLM: Final = VideoWriter(_VIDEO, ("image_token_id",), _glm)
 
-VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
-    ERNIE_VL: VideoFamily(_VIDEO, _VIDEO, _ernie, _check_ernie),
-    "Glm46VForConditionalGeneration": _GLM46,
-    "Glm4vForConditionalGeneration": _GLM,
-    "Glm4vMoeForConditionalGeneration": _GLM,
-    "GlmOcrForConditionalGeneration": _GLM46,
-    MINIMAX_M3: VideoFamily(_VIDEO, _VIDEO, _minimax, _check_minimax),
-    "MuseGlimmerForConditionalGeneration": VideoFamily(_VIDEO, _VIDEO, _muse, _check_muse),
-    "Qwen2VLForConditionalGeneration": _QWEN2,
-    "Qwen2_5OmniForConditionalGeneration": _QWEN2,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3OmniMoeForConditionalGeneration": _QWEN2,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
-    "Qwen3_5ForConditionalGeneration": _QWEN3,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN3,
+VIDEO_WRITERS: Final[Mapping[str, VideoWriter]] = {
+    "ernie": VideoWriter(_VIDEO, _VIDEO, _ernie, _check_ernie),
+    "glm": _GLM,
+    "glm46": _GLM._replace(write=partial(_glm, stamp="{:.1f} seconds".format)),
+    "minimax": VideoWriter(_VIDEO, _VIDEO, _minimax, _check_minimax),
+    "muse": VideoWriter(_VIDEO, _VIDEO, _muse, _check_muse),
+    "qwen2": VideoWriter(_VIDEO, _VIDEO, _qwen2),
+    "qwen3": VideoWriter(_VIDEO, _VIDEO, _qwen3),
 }
-"""By architecture."""
+"""By `videos` of a `MediaFamily`."""

@@ -1,4 +1,4 @@
-"""How each family of models that read images writes one into a prompt."""
+"""How families of models that read images write one into a prompt."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from octavo.config.images import ARIA, num_queries
-from octavo.config.released_ernie import ERNIE_VL
-from octavo.config.released_intern import INTERN
-from octavo.config.released_kimi import KIMI
-from octavo.config.released_minicpm import MINICPM_V
-from octavo.config.released_minimax import MINIMAX_M3
-from octavo.config.released_nemotron import NEMOTRON_OMNI, NEMOTRON_V2
-from octavo.config.released_ovis import OVIS
-from octavo.config.released_pages import NEMOTRON_PAGES
-from octavo.config.released_phi3 import PHI3V
-from octavo.config.released_phi4 import PHI4
-from octavo.config.released_phi4 import RELEASED as PHI4_RELEASED
-from octavo.config.released_step import STEP
+from octavo.config.image_fits import num_queries
 from octavo.config.section import Section
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
-from octavo.multimodal.family import Arrays, Context, Family, first_positive
+from octavo.multimodal.image_writer import Arrays, Context, ImageWriter, first_positive
 from octavo.multimodal.tiled_prompts import (
     aya_prompt,
     cohere2_prompt,
@@ -258,104 +246,62 @@ _PLACEHOLDER: Final = ("media_placeholder_token_id", "image_token_id")
 _BEGIN: Final = ("boi_token_index", "boi_token_id")
 _LOCAL: Final = ("pixel_values", "pixel_values_local", "num_local_patches")
 _SIZED: Final = ("pixel_values", "image_sizes")
-_MASKED: Final = ("pixel_values", "pixel_attention_mask")
 
-_GEMMA4: Final = Family(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole)
-_QWEN: Final = Family(_qwen, ("pixel_values", "image_grid_thw"), grid=_qwen_grid)
+_PATCHES: Final = ("pixel_values", "image_grid_thw")
+_QWEN: Final = ImageWriter(_qwen, _PATCHES, grid=_qwen_grid)
 _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
 """Whose vectors have the positions of their tokens."""
+_ALONE: Final = ImageWriter(lambda context, token, arrays: [token], is_alone=True)
+"""A token of the tokenizer, of which nothing is read."""
+_MINICPM: Final = ImageWriter(_minicpm, ("pixel_values", "target_sizes"))
 
-_ONE: Final = Family(lambda context, token, arrays: [token], is_alone=True)
-FAMILIES: Final[Mapping[str, Family]] = {
-    ARIA: Family(_aria, ("pixel_values", "pixel_mask")),
-    "AyaVisionForConditionalGeneration": Family(aya_prompt, word="<image>"),
-    "Cohere2VisionForConditionalGeneration": Family(cohere2_prompt),
-    "DeepseekOCRForCausalLM": Family(_deepseek_ocr, (*_LOCAL, "patches_grid")),
-    "DeepseekOcr2ForConditionalGeneration": Family(_deepseek_ocr2, _LOCAL),
-    "DeepseekVLForConditionalGeneration": Family(_llava),
-    # a token of the tokenizer, of which nothing is read
-    "CLIPModel": _ONE._replace(token_word="<|endoftext|>"),
-    "SiglipModel": _ONE._replace(token_word="<unk>"),
-    "DotsOCRForCausalLM": _QWEN_IN_LINE,
-    ERNIE_VL: _QWEN._replace(arranged=ernie_prompt, num_before=1),
-    "Exaone4_5_ForConditionalGeneration": _QWEN_IN_LINE,
-    "Gemma3ForConditionalGeneration": Family(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
-    "Gemma3nForConditionalGeneration": Family(
-        _gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True
-    ),
-    "Gemma4ForConditionalGeneration": _GEMMA4,
-    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
-    "Glm46VForConditionalGeneration": _QWEN,
-    "Glm4vForConditionalGeneration": _QWEN,
-    "Glm4vMoeForConditionalGeneration": _QWEN,
-    "Glm5NextForConditionalGeneration": _QWEN_IN_LINE,
-    "GlmOcrForConditionalGeneration": _QWEN,
-    "GotOcr2ForConditionalGeneration": Family(_got_ocr),
-    "Granite4VisionForConditionalGeneration": Family(pinned_prompt, _SIZED),
-    "HYV4VLForConditionalGeneration": Family(_hunyuan_rows, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid),
-    "HunYuanVLForConditionalGeneration": Family(
-        _hunyuan, ("pixel_values", "image_grid_thw"), grid=_hunyuan_grid, is_apart=True
-    ),
-    "HyperCLOVAXVisionV2ForConditionalGeneration": _QWEN_IN_LINE,
-    "Idefics3ForConditionalGeneration": Family(smolvlm_prompt, _MASKED, {"return_row_col_info": True}),
-    **dict.fromkeys(INTERN, Family(internvl_prompt, word="<image>", token_word="<IMG_CONTEXT>")),
-    "InternVLForConditionalGeneration": Family(internvl_prompt),
-    "JanusForConditionalGeneration": Family(_janus),
-    KIMI: Family(_kimi, ("pixel_values", "image_grid_thw")),
-    "KeyeForConditionalGeneration": _QWEN,
-    "KeyeVL1_5ForConditionalGeneration": _QWEN,
-    "Lfm2VlForConditionalGeneration": Family(lfm2_prompt, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
-    "Lfm3VlForConditionalGeneration": _QWEN_IN_LINE,
-    "LightOnOcrForConditionalGeneration": Family(_lighton, _SIZED),
-    "Llama4ForConditionalGeneration": Family(llama4_prompt, word="<|image|>"),
-    "LlavaForConditionalGeneration": Family(_llava, _SIZED),
-    "LlavaNextForConditionalGeneration": Family(pinned_prompt, _SIZED),
-    "LlavaNextVideoForConditionalGeneration": Family(pinned_prompt, _SIZED),
-    "LlavaOnevisionForConditionalGeneration": Family(pinned_prompt, _SIZED),
-    "MiniCPMV4_6ForConditionalGeneration": Family(_minicpm, ("pixel_values", "target_sizes")),
-    **dict.fromkeys(
-        MINICPM_V,
-        Family(_minicpm, ("pixel_values", "target_sizes"), word="(<image>./</image>)", token_word="<unk>"),
-    ),
-    "Mistral3ForConditionalGeneration": Family(_pixtral, _SIZED),
-    "MistralLarge4ForConditionalGeneration": Family(_pixtral, _SIZED),
-    "MllamaForConditionalGeneration": Family(
+IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
+    "aria": ImageWriter(_aria, ("pixel_values", "pixel_mask")),
+    "aya": ImageWriter(aya_prompt, word="<image>"),
+    "clip": _ALONE._replace(token_word="<|endoftext|>"),
+    "cohere2": ImageWriter(cohere2_prompt),
+    "deepseek_ocr": ImageWriter(_deepseek_ocr, (*_LOCAL, "patches_grid")),
+    "deepseek_ocr2": ImageWriter(_deepseek_ocr2, _LOCAL),
+    "ernie": _QWEN._replace(arranged=ernie_prompt, num_before=1),
+    "gemma3": ImageWriter(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
+    "gemma3n": ImageWriter(_gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True),
+    "gemma4": ImageWriter(_gemma4, ("pixel_values", "image_position_ids"), is_whole=_is_seen_whole),
+    "got_ocr": ImageWriter(_got_ocr),
+    "hunyuan": ImageWriter(_hunyuan, _PATCHES, grid=_hunyuan_grid, is_apart=True),
+    "hyv4": ImageWriter(_hunyuan_rows, _PATCHES, grid=_hunyuan_grid),
+    "intern": ImageWriter(internvl_prompt, word="<image>", token_word="<IMG_CONTEXT>"),
+    "internvl": ImageWriter(internvl_prompt),
+    "janus": ImageWriter(_janus),
+    "kimi": ImageWriter(_kimi, _PATCHES),
+    "lfm2": ImageWriter(lfm2_prompt, ("pixel_values", "pixel_attention_mask", "spatial_shapes")),
+    "lighton": ImageWriter(_lighton, _SIZED),
+    "llama4": ImageWriter(llama4_prompt, word="<|image|>"),
+    "llava": ImageWriter(_llava, _SIZED),
+    "minicpm": _MINICPM._replace(word="(<image>./</image>)", token_word="<unk>"),
+    "minicpm4_6": _MINICPM,
+    "minimax": ImageWriter(_minimax, _PATCHES),
+    "mllama": ImageWriter(
         lambda context, token, arrays: [token],
         ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
         num_vectors=_num_cross_vectors,
     ),
-    MINIMAX_M3: Family(_minimax, ("pixel_values", "image_grid_thw")),
-    "MuseGlimmerForConditionalGeneration": Family(_muse, ("pixel_values", "image_grid_thw")),
-    **dict.fromkeys(
-        (*NEMOTRON_OMNI, NEMOTRON_V2),
-        Family(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON),
-    ),
-    **dict.fromkeys(NEMOTRON_PAGES, Family(internvl_prompt, word="<image>")),
-    "OpenCUAForConditionalGeneration": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
-    "Ovis2ForConditionalGeneration": Family(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
-    **dict.fromkeys(
-        OVIS,
-        Family(_ovis_2_5, ("pixel_values", "image_grid_thw"), word="<image>", token_word="<|image_pad|>"),
-    ),
-    "PaddleOCRVLForConditionalGeneration": _QWEN,
-    PHI3V: Family(_phi3v, _SIZED, word="<|image_{}|>"),
-    "PaliGemmaForConditionalGeneration": Family(_llava, arranged=paligemma_prompt),
-    **dict.fromkeys(
-        (PHI4, PHI4_RELEASED), Family(_phi4, ("image_pixel_values", "image_attention_mask", "image_sizes"))
-    ),
-    "Qwen2VLForConditionalGeneration": _QWEN,
-    "Qwen2_5OmniForConditionalGeneration": _QWEN,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN,
-    "Qwen3OmniMoeForConditionalGeneration": _QWEN,
-    "Qwen3VLForConditionalGeneration": _QWEN,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN,
-    "Qwen3_5ForConditionalGeneration": _QWEN,
-    "Qwen3_5MoeForConditionalGeneration": _QWEN,
-    "SmolVLMForConditionalGeneration": Family(smolvlm_prompt, _MASKED, {"return_row_col_info": True}),
-    **dict.fromkeys(STEP, Family(_step, _LOCAL)),
-    "VideoLlama3ForConditionalGeneration": Family(
-        _video_llama, ("pixel_values", "image_grid_thw", "image_merge_sizes")
-    ),
-    "VipLlavaForConditionalGeneration": Family(_llava),
+    "muse": ImageWriter(_muse, _PATCHES),
+    "nemotron": ImageWriter(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON),
+    "opencua": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
+    "ovis2": ImageWriter(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
+    "ovis2_5": ImageWriter(_ovis_2_5, _PATCHES, word="<image>", token_word="<|image_pad|>"),
+    "pages": ImageWriter(internvl_prompt, word="<image>"),
+    "paligemma": ImageWriter(_llava, arranged=paligemma_prompt),
+    "patches": ImageWriter(_llava),
+    "phi3v": ImageWriter(_phi3v, _SIZED, word="<|image_{}|>"),
+    "phi4": ImageWriter(_phi4, ("image_pixel_values", "image_attention_mask", "image_sizes")),
+    "pinned": ImageWriter(pinned_prompt, _SIZED),
+    "pixtral": ImageWriter(_pixtral, _SIZED),
+    "qwen": _QWEN,
+    "qwen_in_line": _QWEN_IN_LINE,
+    "siglip": _ALONE._replace(token_word="<unk>"),
+    "smolvlm": ImageWriter(smolvlm_prompt, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True}),
+    "step": ImageWriter(_step, _LOCAL),
+    "video_llama": ImageWriter(_video_llama, (*_PATCHES, "image_merge_sizes")),
 }
-"""By architecture."""
+"""By `images` of a `MediaFamily`."""
