@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from octavo.config.media_families import FAMILIES
 from octavo.errors import CheckpointError, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -23,11 +24,8 @@ _OTHER_FOLDERS: Final = {
 }
 """What is said of a folder without a config, by a file in it."""
 
-_OTHER_NAMES: Final = (
-    *("camembert", "eurobert", "llamabidirec", "mimov2omni", "mimovl", "minicpmv4_7", "minimaxm3", "new", "step3vl"),
-    "unlimitedocr",
-)
-"""Families and values of `model_type` that are read, and are not in the table of families."""
+_OTHER_NAMES: Final = ("camembert", "eurobert", "llamabidirec", "minimaxm3", "new")
+"""Values of `model_type` of texts that are read, and are not in the table of families."""
 
 
 def other_folder(path: Path) -> str:
@@ -56,7 +54,7 @@ def refuse_unlisted(checkpoint: Checkpoint) -> None:
     without torch: it may let one through that is refused later."""
     architecture = checkpoint.architecture
     types = [str(checkpoint.values.get("model_type")), checkpoint.text_model_type or ""]
-    known = {_plain(each) for each in (*_families(), *_OTHER_NAMES)}
+    known = {_plain(each) for each in (*_families(), *_OTHER_NAMES, *_names_of_media())}
     is_known = any(_plain(each) in known for each in (_family(architecture), *types))
     if is_known or checkpoint.section("speculators_config") is not None or _is_in_transformers(architecture):
         return
@@ -81,6 +79,13 @@ def _families() -> frozenset[str]:
     """Return the names of families: those of their architectures, and those in the table."""
     table = json.loads((files("octavo") / "models" / "families.json").read_text(encoding="utf-8"))
     return frozenset(table) | {_family(name) for row in table.values() for name in row["architectures"]}
+
+
+def _names_of_media() -> Iterator[str]:
+    """Yield the families of architectures with images or sounds, and the types of their text models."""
+    for row in FAMILIES:
+        yield from map(_family, row.architectures)
+        yield from row.text
 
 
 def _family(architecture: str) -> str:

@@ -14,6 +14,7 @@ from octavo.config import hub
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.listed import refuse_unlisted
+from octavo.config.media_families import BY_ARCHITECTURE
 from octavo.config.resolve import configure
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models import registry
@@ -62,7 +63,7 @@ def test_weights_of_an_unknown_architecture_are_not_downloaded(tmp_path: Path, m
 
 
 def test_whatever_is_read_is_downloaded() -> None:
-    for architecture in {*registry._FILE_OF, *registry.AROUND_A_TEXT_MODEL}:
+    for architecture in {*registry._FILE_OF, *BY_ARCHITECTURE}:
         refuse_unlisted(model_of(architecture))
     for model_type in registry._FAMILY_OF_TYPE:
         refuse_unlisted(model_of("SomethingElse", model_type=model_type))
