@@ -36,9 +36,9 @@ from octavo.engine.pause import check_mode
 from octavo.engine.readers import DirectReader, Reader
 from octavo.engine.replica import ReplicaState
 from octavo.engine.replicas import Replicas, StartReplicas
-from octavo.engine.sleep import check_level, check_tags, checkpoint_path
+from octavo.engine.sleep import check_level, check_tags, checked_version
 from octavo.engine.tokenizer import Tokenizer
-from octavo.engine.weight_folder import WeightFolder
+from octavo.engine.weight_folder import WeightFolder, WeightUpdates
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest, RequestFailed
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class AsyncLLM:
         self.input_setup = InputSetup.of(config, client.ready)
         self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turns = InputTurns(self.input)
-        self._updating = asyncio.Lock()
-        self._weight_folder: WeightFolder | None = None
+        self._updates = WeightUpdates(self.call)
         interval = config.scheduler.stream_interval
         self._output = OutputProcessor(tokenizer, counts=self.metrics.requests, stream_interval=interval)
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
@@ -205,10 +204,7 @@ class AsyncLLM:
             await self.abort([request_ids[index] for index in reader.open])
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End one request or several; each reader gets a last output with finish reason "abort".
-
-        Unknown ids are ignored.
-        """
+        """End requests; each reader gets a last output with finish reason "abort". Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         aborted = [each for each in request_ids if self._output.abort(each) is not None]
         if aborted and self._client.is_running:
@@ -296,24 +292,27 @@ class AsyncLLM:
         await self.call("wake_up")
 
     async def update_weights_from_disk(self, model_path: str | Path) -> None:
-        """Take other weights, as `LLM.update_weights_from_disk` does, in all replicas at once; running requests go on
-        from their tokens. Raises RequestFailed."""
-        await asyncio.shield(self._update_weights(model_path, None))
+        """Take other weights, as `LLM.update_weights_from_disk` does, in all replicas at once. Raises RequestFailed."""
+        await asyncio.shield(self._updates.make(model_path, None))
 
     async def update_weights_from_tensor(self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """Take all weights, by their names in the checkpoint, as `LLM.update_weights_from_tensor` does, in all replicas
         at once. Raises ConfigError and RequestFailed."""
         folder = await asyncio.to_thread(WeightFolder, Path(self.config.model.path), named_tensors)
-        await asyncio.shield(self._update_weights(folder.path, folder))
+        await asyncio.shield(self._updates.make(folder.path, folder))
 
-    async def _update_weights(self, path: str | Path, folder: WeightFolder | None) -> None:
-        try:
-            async with self._updating:
-                await self.call("update_weights", checkpoint_path(path))
-                folder, self._weight_folder = self._weight_folder, folder
-        finally:
-            if folder is not None:  # the one before, or that of an update that failed
-                await asyncio.to_thread(folder.close)
+    async def get_weight_version(self) -> str:
+        """Return the label of the weights in use. Raises RequestFailed where replicas have several."""
+        return str(await self.call("get_weight_version"))
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Label the weights in use, as `LLM.update_weight_version` does, in all replicas. Raises InvalidRequest."""
+        await self.call("set_weight_version", checked_version(new_version))
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Do what `update_weight_version` does, unless there is no label."""
+        if weight_version is not None:
+            await self.update_weight_version(weight_version)
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin a profile in all ranks, as `LLM.start_profile` does. Raises RequestFailed and InvalidRequest."""
@@ -349,8 +348,7 @@ class AsyncLLM:
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
-        if self._weight_folder is not None:
-            await asyncio.to_thread(self._weight_folder.close)
+        await self._updates.close()
 
     async def _prefix(self, prompt: PrefixLike, salt: str | None, adapter: LoRARequest | None) -> tuple[Any, ...]:
         return await self._turns.prefix(prompt, salt, adapter and await self.resolved(adapter))

@@ -181,6 +181,9 @@ class AsyncLLMEngine:
     stop_profile = started(AsyncLLM.stop_profile)
     update_weights_from_disk = started(AsyncLLM.update_weights_from_disk)
     update_weights_from_tensor = started(AsyncLLM.update_weights_from_tensor)
+    get_weight_version = started(AsyncLLM.get_weight_version)
+    update_weight_version = started(AsyncLLM.update_weight_version)
+    finish_weight_update = started(AsyncLLM.finish_weight_update)
 
     def shutdown(self) -> Awaitable[None]:
         """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits

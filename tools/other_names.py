@@ -137,6 +137,7 @@ VLLM_PATH_NOTES: Final = {
     "/abort_requests": "ids are those of responses, or of the engine",
     "/inference/v1/abort_requests": "as `/abort_requests`: without ids all requests end",
     "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
+    "/finish_weight_update": "labels the weights, which are complete when `/update_weights` answers",
 }
 """What differs in endpoints of the same path."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from octavo.errors import InvalidRequest
+
+FIRST_WEIGHT_VERSION: Final = "default"
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
@@ -20,6 +23,14 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
     decoded_token: str | None = None
 
 
+class WeightVersionSpan(msgspec.Struct, frozen=True, gc=False):
+    """The tokens [start, end) of an output were drawn with the weights that had the label `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One sequence of a request.
 
@@ -31,6 +42,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
         without logprobs.
     cumulative_logprob: the sum for the drawn tokens. None where the request needs none: without logprobs, a best_of
         above n, or beams.
+    weight_versions: which weights drew which of all its tokens, once it has ended.
     """
 
     index: int
@@ -41,6 +53,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     text_offsets: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
 
     @property
     def finished(self) -> bool:

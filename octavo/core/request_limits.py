@@ -109,6 +109,7 @@ _LIMITS: Final = {
         _LABEL, chars=256
     ),
     "lora_path model_path weight_dir": FieldLimits("it is a path", chars=4096),
+    "new_version weight_version": FieldLimits("the output of each step has it", chars=256),
     "profile_prefix": FieldLimits("it is a part of a name", chars=4096),
     "timestamp_granularities": FieldLimits("there are two", entries=2),
     "cache_salt": FieldLimits("it becomes part of the names of cached blocks", chars=1024),

@@ -116,7 +116,7 @@ class CallingClient:
 
 
 class LastingCalls:
-    """What calls have set: pins that have not ended, other weights, sleep, and a pause."""
+    """What calls have set: pins that have not ended, other weights and their label, sleep, and a pause."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[Any, ...], float] = {}
@@ -125,13 +125,15 @@ class LastingCalls:
         self._sleeps = False
         self._paused: list[Any] | None = None
         """The arguments of the pause that is on."""
+        self._version: list[Any] | None = None
+        """The arguments of the last call that labelled the weights."""
         self._in_progress: list[tuple[str, tuple[Any, ...]]] = []
         self._started_with: dict[int, list[Any] | None] = {}
 
     @contextmanager
     def begun(self, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
         """Inside, a call is in progress: a core that is started meanwhile gets it, too."""
-        if method not in _OF_WEIGHTS + _OF_PAUSES:
+        if method not in (*_OF_WEIGHTS, *_OF_PAUSES, "set_weight_version"):
             yield
             return
         call = method, arguments
@@ -155,6 +157,8 @@ class LastingCalls:
                 self._until.clear()
             case "pause", (_, True):  # which forgets them, at once or soon
                 self._until.clear()
+            case "set_weight_version", _:
+                self._version = list(arguments)
             case method, _ if method in _OF_WEIGHTS:
                 self._until.clear()
                 self._sleeps = method == "sleep"
@@ -205,13 +209,16 @@ class LastingCalls:
 
     def calls(self, number: int) -> Iterator[Call]:
         """Yield the calls that the core of a replica gets when it has started."""
-        weights, sleeps, paused = self._weights, self._sleeps, self._paused
+        weights, sleeps, paused, version = self._weights, self._sleeps, self._paused, self._version
         for method, arguments in self._in_progress:
             paused = self._pause_after(method, arguments, paused)
+            version = list(arguments) if method == "set_weight_version" else version
             if method in _OF_WEIGHTS:
                 weights, sleeps = list(arguments) if method == "update_weights" else weights, method == "sleep"
         if weights is not None and weights is not self._started_with.get(number):
             yield Call(NOT_WAITED_FOR, "update_weights", weights)
+        if version is not None:
+            yield Call(NOT_WAITED_FOR, "set_weight_version", version)
         if sleeps:
             yield Call(NOT_WAITED_FOR, "sleep", [])
         if paused is not None:
@@ -234,6 +241,9 @@ def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
             return any(results)
         case "pin_prefix":
             return min(results, key=lambda pinned: (pinned["num_tokens"], pinned["num_cached_tokens"]))
+        case "get_weight_version" if len(set(results)) > 1:
+            found = ", ".join(f"{version!r} of replica {number}" for number, version in values)
+            raise RequestFailed(f"replicas have different weight versions: {found}; update the version of all")
         case "read_adapter":
             return next(filter(None, results), None if None in results else "")
         case "decisions" | "timelines":

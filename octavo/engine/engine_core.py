@@ -28,7 +28,7 @@ from octavo.engine.core_start import fitting_max_model_len, loaded, publish_even
 from octavo.engine.pause import Pause
 from octavo.engine.profiling import switch_profile
 from octavo.engine.recorder import RecordedScheduler, Recorder
-from octavo.engine.sleep import Sleep
+from octavo.engine.sleep import Sleep, WeightVersion
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
@@ -75,6 +75,7 @@ class EngineCore:
         """Outputs that the next step returns: of requests that were refused, and of steps that were waited for."""
         self.sleep = Sleep(executor, self._restart, is_allowed=can_sleep)
         self.pause = Pause(self)
+        self.version = WeightVersion(self.finish_steps)
         self._beam_texts = BeamTexts(open_tokenizer)
         self._kv_events: EventLog | None = None
         self._last_step: SchedulerOutput | None = None
@@ -257,7 +258,7 @@ class EngineCore:
     def _take_oldest(self) -> list[EngineCoreOutput]:
         result = self._in_flight.popleft().result()
         result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-        return (self._timed or self.scheduler).update(result, self.clock())
+        return self.version.mark((self._timed or self.scheduler).update(result, self.clock()))
 
     def finish_steps(self) -> None:
         """Wait for the steps in flight; the next step returns their outputs."""
@@ -337,6 +338,8 @@ class EngineCore:
             "wake_up": self._wake_up,
             "check_weights": self.sleep.check_weights,
             "update_weights": self.sleep.update_weights,
+            "set_weight_version": self.version.set,
+            "get_weight_version": lambda: self.version.label,
             "is_paused": lambda: self.pause.is_on,
             "pause": self.pause.begin,
             "pause_is_complete": self.pause.is_complete,

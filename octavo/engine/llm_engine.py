@@ -33,7 +33,7 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.pause import check_mode
 from octavo.engine.request_counts import RequestCounts
-from octavo.engine.sleep import check_level, check_tags, checkpoint_path
+from octavo.engine.sleep import check_level, check_tags, checked_version, checkpoint_path
 from octavo.engine.thread_turns import ThreadTurns, in_turn
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
@@ -279,6 +279,19 @@ class LLMEngine:
         finally:
             if folder is not None:  # the one before, or that of an update that failed
                 folder.close()
+
+    def get_weight_version(self) -> str:
+        """Return the label of the weights in use, "default" where none was given."""
+        return str(self.call("get_weight_version"))
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Label the weights in use, as `weight_versions` of outputs tell; updates leave it. Raises InvalidRequest."""
+        self.call("set_weight_version", checked_version(new_version))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Do what `update_weight_version` does, unless there is no label."""
+        if weight_version is not None:
+            self.update_weight_version(weight_version)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record with torch's profiler what every rank computes until `stop_profile`: a file for each in the directory

@@ -95,7 +95,7 @@ class OpenRequest:
         for delta in output.deltas:
             sequence = self._sequences[delta.index]
             was_finished = sequence.finished
-            sequence.take(delta)
+            sequence.take(delta, output.weight_version)
             if sequence.finished and not was_finished and delta.finish_reason is None and not output.finished:
                 stops.append(StopSequence(self.request_id, delta.index))
         if output.error is not None:

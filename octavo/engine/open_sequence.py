@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from octavo.core.logprob_list import LogprobList, entries_of
 from octavo.core.messages import EngineCoreRequest, SequenceDelta
-from octavo.core.outputs import CompletionOutput, Logprob
+from octavo.core.outputs import FIRST_WEIGHT_VERSION, CompletionOutput, Logprob, WeightVersionSpan
 from octavo.core.resume import ResumedSequence
 from octavo.core.step import TokenLogprobs
 from octavo.engine.detokenizer import SequenceText
@@ -30,13 +30,16 @@ class OpenSequence:
         self._text_offsets: list[int] | None = None if self._logprobs is None else []
         self._first = (0, 0)  # tokens and characters that others have delivered: outputs begin behind them
         self._sent = (0, 0, False)  # tokens, characters, and whether it had ended
+        self._versions: list[tuple[str, int]] = []  # labels of weights, and the first token that each drew
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def take(self, delta: SequenceDelta) -> None:
+    def take(self, delta: SequenceDelta, weight_version: str = FIRST_WEIGHT_VERSION) -> None:
         """Add tokens up to the one that ends the sequence; later ones are dropped."""
+        if delta.token_ids and not self.finished and (not self._versions or self._versions[-1][0] != weight_version):
+            self._versions.append((weight_version, len(self.token_ids) - self._first[0]))
         last = len(delta.token_ids) - 1
         for number, token_id in enumerate(delta.token_ids):
             if self.finished:
@@ -118,7 +121,12 @@ class OpenSequence:
             text_offsets=None if self._text_offsets is None else self._text_offsets[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            weight_versions=self._weight_versions() if self.finished else None,
         )
+
+    def _weight_versions(self) -> list[WeightVersionSpan]:
+        ends = [start for _, start in self._versions[1:]] + [len(self.token_ids) - self._first[0]]
+        return [WeightVersionSpan(*began, end) for began, end in zip(self._versions, ends, strict=False)]
 
     def _num_visible_chars(self) -> int:
         return len(self._text.text) if self.finished else self._text.num_visible_chars()

@@ -1,4 +1,4 @@
-"""An engine that gives its memory back for a while, and one that gets other weights."""
+"""An engine that gives its memory back for a while, and one that gets other weights, with a label."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
+from octavo.core.messages import EngineCoreOutput
+from octavo.core.outputs import FIRST_WEIGHT_VERSION
+from octavo.core.request_limits import check_field
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.executor.executor import Executor
 
@@ -92,6 +95,33 @@ class Sleep:
             self.is_on = True  # no step is planned from here on
             self._restart(because)
             self._executor.call("sleep")
+
+
+class WeightVersion:
+    """The label that a trainer gave the weights of a core."""
+
+    def __init__(self, finish_steps: Callable[[], None]) -> None:
+        self.label = FIRST_WEIGHT_VERSION
+        self._finish_steps = finish_steps
+
+    def set(self, label: str) -> None:
+        """Label what is drawn from now on; steps in flight keep the label before."""
+        self._finish_steps()
+        self.label = label
+
+    def mark(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Return the outputs of a step with the label."""
+        for each in outputs:
+            each.weight_version = self.label
+        return outputs
+
+
+def checked_version(label: str) -> str:
+    """Return a label of weights. Raises InvalidRequest."""
+    if not label:
+        raise InvalidRequest("new_version is empty; give a label, such as the number of a step", field="new_version")
+    check_field("new_version", label)
+    return label
 
 
 def checkpoint_path(path: str | Path) -> str:

@@ -311,7 +311,8 @@ class Split:
             self._abort_decode(handover)
             output.deltas = deltas
             return [output]
-        return [EngineCoreOutput(request_id=output.request_id, deltas=deltas, finished=False)]
+        version = output.weight_version
+        return [EngineCoreOutput(request_id=output.request_id, deltas=deltas, finished=False, weight_version=version)]
 
     def _take_decoded(self, handover: _Handover, output: EngineCoreOutput, replica: Replica) -> None:
         """Take away the first tokens that the client has, and compare them with those."""

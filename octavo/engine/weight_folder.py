@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from octavo.engine.sleep import checkpoint_path
 from octavo.errors import ConfigError
 
 _IN_MEMORY: Final = Path("/dev/shm")
@@ -48,3 +50,27 @@ class WeightFolder:
     def close(self) -> None:
         """Remove the folder. Idempotent."""
         self._end_of_use()
+
+
+class WeightUpdates:
+    """Updates of the weights of an engine's cores, one after the other. call: makes a control call."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+        self._one_at_a_time = asyncio.Lock()
+        self._in_use: WeightFolder | None = None
+
+    async def make(self, path: str | Path, folder: WeightFolder | None) -> None:
+        """Update all cores. folder: the one at `path`; it is closed after the next update. Raises RequestFailed."""
+        try:
+            async with self._one_at_a_time:
+                await self._call("update_weights", checkpoint_path(path))
+                folder, self._in_use = self._in_use, folder
+        finally:
+            if folder is not None:  # the one before, or that of an update that failed
+                await asyncio.to_thread(folder.close)
+
+    async def close(self) -> None:
+        """Remove the folder of the weights in use. Idempotent."""
+        if self._in_use is not None:
+            await asyncio.to_thread(self._in_use.close)

@@ -467,7 +467,7 @@ async def test_replicas_take_weights_from_memory_which_is_given_back(old: Path, 
     try:
         before = await stream(llm, 5, 30)
         await llm.update_weights_from_tensor(tensors.items())
-        folder = llm._weight_folder
+        folder = llm._updates._in_use
         assert folder is not None
         after = [await stream(llm, 5, 30) for _ in range(2)]
         assert after[0] == after[1] != before
@@ -475,7 +475,7 @@ async def test_replicas_take_weights_from_memory_which_is_given_back(old: Path, 
             await llm.update_weights_from_tensor(
                 {name: each for name, each in tensors.items() if "model.norm" not in name}
             )
-        assert llm._weight_folder is folder
+        assert llm._updates._in_use is folder
         await llm.sleep()
         await llm.wake_up()
         assert await stream(llm, 5, 30) == after[0]
@@ -483,7 +483,7 @@ async def test_replicas_take_weights_from_memory_which_is_given_back(old: Path, 
         assert not folder.path.exists()
         assert await stream(llm, 5, 30) == before
         await llm.update_weights_from_tensor(tensors)
-        folder = llm._weight_folder
+        folder = llm._updates._in_use
         assert folder is not None
     finally:
         await llm.shutdown()

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.core.messages import SchedulerStats
 from octavo.engine.control_calls import LastingCalls, Replies, merged
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, RequestFailed
 from tests.fakes.core import engine_config
 
 
@@ -43,10 +43,25 @@ from tests.fakes.core import engine_config
         ("pause", [False, True], False),
         ("pause_is_complete", [True, True], True),
         ("time_steps", [None, None], None),
+        ("get_weight_version", ["7", "7"], "7"),
     ],
 )
 def test_results_of_replicas_become_one(method: str, results: list[Any], expected: Any) -> None:
     assert merged(method, list(enumerate(results))) == expected
+
+
+def test_different_weight_versions_are_an_error() -> None:
+    with pytest.raises(RequestFailed, match="'7' of replica 0, 'default' of replica 1"):
+        merged("get_weight_version", [(0, "7"), (1, "default")])
+
+
+def test_a_core_that_starts_gets_the_label_of_the_weights() -> None:
+    lasting = LastingCalls()
+    lasting.note("set_weight_version", ("1",), None)
+    lasting.note("update_weights", ("/2",), None)
+    with lasting.begun("set_weight_version", ("2",)):
+        assert calls(lasting) == [("update_weights", ["/2"]), ("set_weight_version", ["2"])]
+    assert calls(lasting)[1] == ("set_weight_version", ["1"]), "the call has failed"
 
 
 def test_states_add_up() -> None:

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from octavo.core.logprob_list import LogprobList
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
-from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestError,
+    RequestMetrics,
+    RequestOutput,
+    WeightVersionSpan,
+)
 from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import OutputKind
 from octavo.core.step import PromptLogprobs, TokenLogprobs
@@ -120,6 +127,26 @@ def test_log_probabilities_of_a_final_output_are_arrays_until_they_are_read(toke
     assert pickle.loads(pickle.dumps(logprobs[:2])) == [logprobs[0], logprobs[1]]
     assert logprobs[np.int64(29)] == logprobs[29]
     assert msgspec.json.encode(sequence.whole(), enc_hook=list).count(b'"logprob"') == logprobs.num_entries
+
+
+@pytest.mark.parametrize("kind", [*OutputKind])
+def test_an_output_tells_at_its_end_which_weights_drew_which_tokens(tokenizer: Tokenizer, kind: OutputKind) -> None:
+    opened = OutputProcessor(tokenizer).add(make_request("p", output_kind=kind, stop="e"), None)
+    found: list[Any] = []
+    for version, token_ids in (("1", b"ab"), ("1", b""), ("2", b"c"), ("1", b"d"), ("3", b"efg")):
+        delta = SequenceDelta(index=0, token_ids=list(token_ids), logprobs=[])
+        opened.take(EngineCoreOutput(request_id="r", deltas=[delta], finished=False, weight_version=version))
+        output = opened.output()
+        found += [] if output is None else [each.weight_versions for each in output.outputs]
+    assert found.pop() == [WeightVersionSpan(*each) for each in (("1", 0, 2), ("2", 2, 3), ("1", 3, 4), ("3", 4, 5))]
+    assert not any(found), "before the end it is not known"
+
+
+def test_spans_of_a_resumed_request_begin_behind_what_others_have_delivered(tokenizer: Tokenizer) -> None:
+    sequence = OpenSequence(0, make_request("p"), tokenizer)
+    sequence.resume(ResumedSequence(index=0, token_ids=[97, 98]), ())
+    sequence.take(SequenceDelta(index=0, token_ids=[99], logprobs=[], finish_reason="length"), "5")
+    assert (sequence.whole().token_ids, sequence.whole().weight_versions) == ([99], [WeightVersionSpan("5", 0, 1)])
 
 
 def test_final_output_alone_holds_everything(tokenizer: Tokenizer) -> None:

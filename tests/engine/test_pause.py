@@ -12,6 +12,7 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.outputs import WeightVersionSpan
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import replica as replica_module
 from octavo.engine.engine_core import EngineCore
@@ -331,6 +332,39 @@ async def test_a_pause_that_waits_ends_when_another_call_resumes(tmp_path: Path)
         await reading
         with pytest.raises(InvalidRequest, match="mode is 'stop'"):
             await llm.pause_generation(mode="stop")
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_steps_in_flight_keep_the_label_of_their_weights(depth: int) -> None:
+    reader = started(4, depth=depth)
+    reader.core.call("set_weight_version", "2")
+    versions: dict[str, list[str]] = {}
+    while reader.core.has_unfinished():
+        for each in reader.step():
+            versions.setdefault(each.request_id, []).extend(each.weight_version for _ in each.deltas)
+    assert len(versions) == 6
+    # with one step in flight the next step draws with the new label; with more, those that ran keep theirs
+    assert {each[0] for each in versions.values()} == {"2" if depth == 1 else "default"}
+    assert {each[-1] for each in versions.values()} == {reader.core.call("get_weight_version")} == {"2"}
+
+
+@pytest.mark.anyio
+async def test_several_servers_share_a_label_which_outlives_a_core(tmp_path: Path) -> None:
+    async with served(tmp_path, real_core(), 2) as made:
+        first, second = made.servers
+        assert await first.get_weight_version() == "default"
+        await first.update_weight_version("3")
+        made.replicas[0].client.kill("killed")
+        await eventually(lambda: second.stats.num_restarts == 1)
+        assert await second.get_weight_version() == "3"
+        await second.finish_weight_update()
+        await second.finish_weight_update("4")
+        assert await first.get_weight_version() == "4"
+        outputs = [each async for each in first.generate({"prompt_token_ids": [1, 2]}, SamplingParams(max_tokens=3))]
+        assert outputs[-1].outputs[0].weight_versions == [WeightVersionSpan("4", 0, 3)]
+        for label in ("", "x" * 257):
+            with pytest.raises(InvalidRequest, match="new_version (has|is)"):
+                await first.update_weight_version(label)
 
 
 @pytest.mark.anyio

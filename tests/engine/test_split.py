@@ -183,7 +183,10 @@ def test_prompt_is_computed_by_one_core_and_decoded_by_the_other() -> None:
     [whole] = front.got(1)
     assert (whole.params.max_tokens, whole.prefill, whole.keep_s) == (5, "/tmp/core0", 0.0)
     assert whole.metrics is not None, "another core has accepted it"
-    assert tokens(front.step(0, of_prefill(7))) == [(0, [7], None)]
+    first = of_prefill(7)
+    first.weight_version = "2"
+    [output] = front.step(0, first)
+    assert (tokens([output]), output.weight_version) == ([(0, [7], None)], "2")
     [output] = front.step(1, of_decode(delta(0, 7, 8)))
     assert tokens([output]) == [(0, [8], None)]
     assert output.metrics is not None

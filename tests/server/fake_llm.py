@@ -30,7 +30,15 @@ from octavo.config.schema import (
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
-from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
+from octavo.core.outputs import (
+    CompletionOutput,
+    Logprob,
+    PinnedPrefix,
+    RequestError,
+    RequestMetrics,
+    RequestOutput,
+    WeightVersionSpan,
+)
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
@@ -190,6 +198,7 @@ class FakeAsyncLLM:
         self.is_busy = self.sleeps = self.profiles = False
         self.paused: tuple[str, bool] | None = None
         self.weights: str | None = None
+        self.version = "default"
         self.ended: list[str] = []
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
@@ -335,6 +344,15 @@ class FakeAsyncLLM:
         if model_path == "/nowhere":
             raise RequestFailed("/nowhere: does not exist")
         self.weights, self.sleeps = model_path, False
+
+    async def get_weight_version(self) -> str:
+        return self.version
+
+    async def update_weight_version(self, new_version: str) -> None:
+        self.version = new_version
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.version = weight_version or self.version
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.pinned.clear()
@@ -485,6 +503,7 @@ class FakeAsyncLLM:
             logprobs=None if params.logprobs is None else [self._described(token_id, params)],
             text_offsets=None if params.logprobs is None else [step],
             finish_reason=self.finish_reason or ("length" if self.sentence == SENTENCE else "stop") if last else None,
+            weight_versions=[WeightVersionSpan(self.version, 0, step + 1)] if last else None,
         )
 
     def _joined(self, whole: CompletionOutput | None, delta: CompletionOutput) -> CompletionOutput:
@@ -496,7 +515,7 @@ class FakeAsyncLLM:
             whole.logprobs += delta.logprobs
         if whole.text_offsets is not None and delta.text_offsets is not None:
             whole.text_offsets += delta.text_offsets
-        whole.finish_reason = delta.finish_reason
+        whole.finish_reason, whole.weight_versions = delta.finish_reason, delta.weight_versions
         return whole
 
     def _described(self, token_id: int, params: SamplingParams) -> dict[int, Logprob]:

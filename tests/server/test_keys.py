@@ -100,6 +100,7 @@ def test_what_needs_a_right_is_closed_to_keys_without_it(guarded: Served, method
         for key, rights in (keys | {"root-secret": {"cache", "observe", "operate", "kv-events"}}).items():
             body: dict[str, dict[str, Any]] = {"/pin_prefix": {"prompt": "abc", "ttl_s": 60}, "/drain": {"replica": 0}}
             body |= {"/update_weights_from_disk": {"model_path": "other"}, "/update_weights": {"weight_dir": "other"}}
+            body |= {"/update_weight_version": {"new_version": "1"}, "/finish_weight_update": {}}
             body |= {"/abort_requests": {}, "/inference/v1/abort_requests": {}, "/start_profile": {}}
             asked = body.get(endpoint.path, {"prompt": "abc"}) if endpoint.request is not None else None
             answer = ask(guarded.url, endpoint.path, asked, method=method, headers=bearer(key))

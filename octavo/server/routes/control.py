@@ -9,8 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import ServerContext
-from octavo.server.decode import RequestBody, read_json
+from octavo.server.decode import RequestBody, read_json, read_optional_json
+from octavo.server.errors import conflicts
 from octavo.server.generation import names_of
+from octavo.server.routes.health import WeightsUpdated
+
+_Label = Annotated[str, Meta(min_length=1)]
 
 
 class AbortRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +40,51 @@ class WorldSize(Struct, frozen=True):
     """Response of `GET /get_world_size`."""
 
     world_size: int
+
+
+class WeightVersionRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /update_weight_version`: the label of the weights in use."""
+
+    new_version: _Label
+
+
+class WeightsLabelled(Struct, frozen=True):
+    """Response of `POST /update_weight_version`."""
+
+    new_version: str
+    success: bool = True
+
+
+class FinishedUpdateRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /finish_weight_update`, whose body may be left out."""
+
+    weight_version: _Label | None = None
+
+
+class WeightInfo(Struct, frozen=True):
+    """Response of `GET /weight_info`: the label of the weights in use."""
+
+    weight_version: str
+
+
+async def label_weights(context: ServerContext, request: Request) -> WeightsLabelled:
+    """Label the weights in use. Raises InvalidRequest."""
+    asked = await read_json(request, WeightVersionRequest)
+    await context.llm.update_weight_version(asked.new_version)
+    return WeightsLabelled(asked.new_version)
+
+
+async def finish_update(context: ServerContext, request: Request) -> WeightsUpdated:
+    """Label the weights of an update, which has ended before. Raises InvalidRequest."""
+    asked = await read_optional_json(request, FinishedUpdateRequest)
+    await context.llm.finish_weight_update(asked.weight_version)
+    return WeightsUpdated("Weight update finished")
+
+
+async def weight_info(context: ServerContext, request: Request) -> WeightInfo:
+    """Return the label of the weights in use. Raises ApiError where replicas have several."""
+    with conflicts("weights_differ"):
+        return WeightInfo(await context.llm.get_weight_version())
 
 
 async def abort_requests(context: ServerContext, request: Request) -> RequestsAborted:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import named_by_the_caller
@@ -43,7 +43,7 @@ class GeneratedLogprobs(Struct, frozen=True):
 
 
 class GeneratedChoice(Struct, kw_only=True):
-    """One sequence, or what is new of it."""
+    """One sequence, or what is new of it. weight_versions: with its end, of all its tokens."""
 
     index: int
     text: str | UnsetType = UNSET
@@ -51,6 +51,7 @@ class GeneratedChoice(Struct, kw_only=True):
     logprobs: GeneratedLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
 
 
 class GenerateResponse(Struct, kw_only=True):
@@ -120,6 +121,7 @@ class Generate(Generation):
             logprobs=self._logprobs(completion, has_text=has_text),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
+            weight_versions=completion.weight_versions,
         )
 
     def _logprobs(self, completion: CompletionOutput, *, has_text: bool) -> GeneratedLogprobs | None:

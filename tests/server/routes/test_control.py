@@ -70,6 +70,24 @@ def test_weights_of_a_folder_are_taken_and_no_others(start_server: Callable[...,
     assert server.llm.weights == "/there"
 
 
+def test_weights_have_a_label(server: Served) -> None:
+    assert ask(server.url, "/weight_info", method="GET").json == {"weight_version": "default"}
+    answer = ask(server.url, "/update_weight_version", {"new_version": "step-7"})
+    assert answer.json == {"success": True, "new_version": "step-7"}
+    assert ask(server.url, "/finish_weight_update", b"").json["message"] == "Weight update finished"
+    assert ask(server.url, "/weight_info", method="GET").json == {"weight_version": "step-7"}
+    assert ask(server.url, "/finish_weight_update", {"weight_version": "step-8"}).status == 200
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        *(("/update_weight_version", {"new_version": each}, "new_version") for each in ("", "x" * 257, 8)),
+        ("/update_weight_version", {}, "new_version"),
+        ("/finish_weight_update", {"weight_version": ""}, "weight_version"),
+    ]
+    for path, body, param in refused:
+        answer = ask(server.url, path, body)
+        assert (answer.status, answer.error["param"]) == (400, param)
+    assert ask(server.url, "/weight_info", method="GET").json == {"weight_version": "step-8"}
+
+
 def test_a_profile_has_a_prefix_and_no_iterations(start_server: Callable[..., Served]) -> None:
     server = start_server()
     traced = ObservabilityArgs(profiler_config={"profiler": "torch", "torch_profiler_dir": "/traces"})
@@ -83,7 +101,7 @@ def test_a_profile_has_a_prefix_and_no_iterations(start_server: Callable[..., Se
     assert ask(server.url, "/start_profile", body).json == {"is_profiling": True}
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/server_info", "/weight_info/"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/server_info", "/weight_checker/"])
 def test_endpoints_of_others_are_refused_with_the_reason(server: Served, path: str) -> None:
     answer = ask(server.url, path, {})
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")

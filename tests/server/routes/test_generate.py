@@ -39,6 +39,17 @@ def test_tokens_are_those_of_a_completion_of_the_same_tokens(server: Served) -> 
         assert "text" not in found
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_a_sequence_says_which_weights_drew_its_tokens(server: Served, stream: bool) -> None:
+    ask(server.url, "/update_weight_version", {"new_version": "7"})
+    answer = generate(server, {"max_tokens": 3, "n": 2}, stream=stream)
+    chunks = events(answer.body)[:-1] if stream else [answer.json]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    found = [each["weight_versions"] for each in choices if each["finish_reason"] is not None]
+    assert found == [[{"version": "7", "start": 0, "end": 3}]] * 2
+    assert all(each["weight_versions"] is None for each in choices if each["finish_reason"] is None)
+
+
 def test_without_a_limit_the_context_is_one(server: Served) -> None:
     generate(server, {"detokenize": False, "output_kind": 2, "flat_logprobs": True})
     assert server.llm.requests[-1][2].max_tokens is None
