@@ -23,55 +23,65 @@ class Side(NamedTuple):
 
 
 class MediaFamily(NamedTuple):
-    """architectures: as config.json has them, when it is in the layout of today. released: other names of them, in
-    releases whose code stands beside their weights. layout: returns the config of such a release, which it recognises,
-    in today's layout (config, file for messages); raises CheckpointError or UnsupportedModel. text: families of text
-    models by their `model_type` without `_text`, where that is not the family's name.
-
-    How prompts are written, all by name: images, videos, sounds: one of `IMAGE_WRITERS` in
-    octavo/multimodal/image_writers.py, and so on; empty for a family that reads none. speech: one of `STYLES` in
-    octavo/server/speech_prompts.py, by which it writes sounds down. listener: of a family that reads whole sounds
-    through caches. has_whole_prompts: all tokens of a prompt attend to each other. is_dual: a prompt is a text or
-    an image, and becomes a vector in one space.
-
-    Settings of image processors, of which errors are CheckpointError or UnsupportedModel: settings: translates those of
-    a file. computed: makes them of config.json and of files by name; None for images that are not read. unstated:
-    makes them of config.json where no file has any. processors: transformers' names of processors by those of
-    releases. fit: returns what settings follow from config.json, and checks them. side: of images.
-
-    sound_part: returns the part of config.json with the encoder of sounds. needs_settings: sounds are read where a
-    file has settings beside the weights.
-
-    The encoder: reader: the file in octavo/models and the class, with a dot between them. library, library_config:
-    transformers' class and config, where they are not called as the architecture. is_apart: the encoder is made
-    without the config of the text model. width: the key of config.json with the width of its vectors. names: of stored
-    tensors, one of `STORED` in octavo/models/vision_names.py."""
+    """A row: every field has a default, and most rows state a few. Functions raise CheckpointError for a damaged file
+    and UnsupportedModel for values that are not implemented."""
 
     architectures: tuple[str, ...] = ()
+    """As config.json has them in the layout of transformers' class."""
     released: tuple[str, ...] = ()
+    """Other names of them, in releases whose code stands beside their weights."""
     layout: Callable[[Values, str], Values] = lambda config, where: config
+    """Returns the config of such a release in the layout of transformers' class, and any other config as it is.
+    (config, file for messages)"""
     text: Mapping[str, str] = {}
+    """Families of text models by their `model_type` without `_text`, where that is not the family's name."""
+
     images: str = ""
+    """How an image is written into a prompt: a name in `IMAGE_WRITERS`; empty for a family that reads no images."""
     videos: str = ""
+    """Likewise a name in `VIDEO_WRITERS`."""
     sounds: str = ""
+    """Likewise a name in `SOUND_WRITERS`."""
     speech: str = ""
+    """How the model is asked to write a sound down: a name in `STYLES`; empty for one that is not."""
     listener: Listener | None = None
+    """Of a family that reads whole sounds through caches."""
     has_whole_prompts: bool = False
+    """All tokens of a prompt attend to each other."""
     is_dual: bool = False
+    """A prompt is a text or an image, and becomes a vector in one space."""
+
     settings: Callable[[Section], Values] | None = None
+    """Translates the settings of the image processor in a file."""
     computed: Callable[[Section, Callable[[str], Section]], Values | None] | None = None
+    """Makes these settings of config.json and of files by name instead; it returns None where no image is read."""
     unstated: Callable[[Section], Values] | None = None
+    """Makes them of config.json where no file has any."""
     processors: Mapping[str, str] = {}
+    """transformers' names of image processors by those of releases."""
     fit: Callable[[Section, Section], Values] = lambda settings, config: {}
+    """Returns what settings follow from config.json, and checks those that are stated. (settings, config)"""
     side: Side | None = None
+    """Of images, where the encoder reads those of one size."""
+
     sound_part: Callable[[Section], Section | None] = checked_audio
+    """Returns the part of config.json with the encoder of sounds."""
     needs_settings: bool = False
+    """Sounds are read only where a file beside the weights has settings for them."""
+
     reader: str = ""
+    """The file in octavo/models and the class that encodes, with a dot between them; empty for `vision.ImageReader`
+    or `hearing.SoundReader`, which run the encoder of transformers' class."""
     library: str = ""
+    """The name of transformers' class, where it is not the architecture."""
     library_config: str = ""
+    """The name of its config, where it is not called as the class."""
     is_apart: bool = False
+    """The encoder is made without the config of the text model."""
     width: str = "vision_config.out_hidden_size"
+    """The key of config.json with the width of the encoder's vectors."""
     names: str = ""
+    """How tensors are stored, where not as in transformers' class: a name in `STORED` of models/vision_names.py."""
 
     @property
     def is_around_text(self) -> bool:
