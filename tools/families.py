@@ -84,6 +84,7 @@ _LIKE = {
     "pangu_embedded": ("llama", "PanguEmbeddedForCausalLM"),
     "pangu_ultra_moe": ("deepseek_v3", "PanguUltraMoEForCausalLM"),
     "param2moe": ("bailing_moe_v2", "Param2MoEForCausalLM"),
+    "plamo3": ("llama", "Plamo3ForCausalLM"),
     "qwen": ("llama", "QWenLMHeadModel"),
     "rnj1": ("gemma", "Rnj1ForCausalLM"),
     "solar": ("llama", "SolarForCausalLM"),
@@ -102,6 +103,7 @@ _OWN_KEYS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
     },
     "pangu_ultra_moe": {"n_group": 1, "topk_group": 1, "sandwich_norm": True, "router_enable_expert_bias": True},
+    "plamo3": {"sliding_window_pattern": 2},
     "solar": {"bskcn_1": [0], "bskcn_2": [], "bskcn_3": [1], "bskcn_4": [], "bskcn_tv": [0.9, 0.8]},
     "step3_text": {
         "head_dim": 8,

@@ -48,6 +48,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "falcon": {**_GPT2, "n_head_kv": "num_kv_heads"},
     "mpt": _MPT,
+    "plamo3": {"window_size": "sliding_window"},
     "qwen": {"kv_channels": "head_dim", "seq_length": "max_position_embeddings"},
     "stablelm": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
     "telechat": {
@@ -95,5 +96,18 @@ def with_todays_names(config: Mapping[str, Any], where: str) -> Mapping[str, Any
     for name in _NAMES[kind]:  # complaints name the key that the file has
         if name not in _NO_COUNTS:
             stated.optional_positive(name)
+    if kind == "plamo3":
+        config = {**config, "rope_parameters": _plamo_ropes(stated)}
     own_names = {ours: config[name] for name, ours in _NAMES[kind].items() if name in config}
     return {**_LEFT_OUT.get(kind, {}), **config, **own_names}
+
+
+def _plamo_ropes(stated: Section) -> Mapping[str, Any]:
+    """Return the rotary parameters of each kind of layer of PLaMo 3. Raises CheckpointError."""
+    local = {"rope_type": "default", "rope_theta": stated.positive_float("rope_local_theta", 10_000.0)}
+    full: dict[str, Any] = {"rope_type": "default", "rope_theta": stated.positive_float("rope_theta", 150_000.0)}
+    factor = stated.positive_float("rope_scaling_factor", 1.0)
+    if factor != 1.0:
+        original = stated.positive("initial_context_length")
+        full |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, "truncate": False}
+    return {"full_attention": full, "sliding_attention": local}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
+
+from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
@@ -11,9 +14,10 @@ from octavo.layers.distance import alibi_slopes
 from octavo.layers.embedding import UnitRowsHead
 from octavo.layers.heads import Heads
 from octavo.layers.linear import joined_linear
-from octavo.models.blocks import GatedDecoder, GatedMLP, SandwichLayer
-from octavo.models.config import DecoderConfig
-from octavo.models.fields import BETWEEN, GPT2, MLP_BIAS, Read, chosen, eps, fields, flag
+from octavo.layers.norm import RMSNorm
+from octavo.models.blocks import GatedDecoder, GatedMLP, SandwichLayer, head_norms
+from octavo.models.config import DecoderConfig, read_windows
+from octavo.models.fields import BETWEEN, GPT2, HEAD_DIM, MLP_BIAS, TIED, Read, chosen, eps, fields, flag
 
 _NORMALISED_VOCABULARY: Final = 125_696
 """Tokens of Baichuan 2, by which alone its configs differ from those of Baichuan 1."""
@@ -125,6 +129,47 @@ class PanguEmbeddedForCausalLM(InternLMForCausalLM):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config = super().read(c)
         return config if config.layer is SandwichLayer else replace(config, renamed={})
+
+
+class _Plamo3Layer(SandwichLayer):
+    """Weights of the norms behind attention and MLP are stored without numbers of their own, both below one."""
+
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(c, attention, mlp)
+        self.attention_output_norm = RMSNorm(c.hidden_size, c.norm_eps, offset=1 / 5)
+        self.mlp_output_norm = RMSNorm(c.hidden_size, c.norm_eps, offset=5**-1.5)
+
+
+class Plamo3ForCausalLM(GatedDecoder):
+    """PLaMo 3: norms before and behind attention and MLP; windows, and another rotation, in seven of eight layers.
+
+    Source: Preferred Networks' releases.
+    """
+
+    PREFIXES = ("model.layers.", "model.")
+    RENAMED = {
+        "input_layernorm": "pre_mixer_norm",
+        "self_attn": "mixer",
+        "attention_output_norm": "post_mixer_norm",
+        "post_attention_layernorm": "pre_mlp_norm",
+        "mlp_output_norm": "post_mlp_norm",
+    }
+    EXPECTED = fields(hidden_activation="swiglu")
+    REFUSED = {
+        "factors of embeddings are not implemented": ("scale_embedding",),
+        "biases of attention are not implemented": ("attention_bias",),
+    }
+    FIELDS = fields(
+        windows=Read(read_windows, is_windowed=True, default=128, pattern=8),
+        head_dim=HEAD_DIM,
+        tied=TIED,
+        norm_eps=eps(default=1e-6),
+        norm=partial(RMSNorm, offset=1.0),
+        qk_norms=head_norms,
+        qkv_reads=(),
+        gate_up_reads=(),
+        layer=_Plamo3Layer,
+    )
 
 
 class QWenLMHeadModel(GatedDecoder):

@@ -90,7 +90,7 @@ _CLASSES: Final = {
     "nanochat": "NanoChat",
     "olmo_hybrid": "OlmoHybrid",
     "opt": "OPT",
-    "own_code": "Baichuan ChatGLM InternLM PanguEmbedded QWenLMHeadModel TeleChat TeleFLM",
+    "own_code": "Baichuan ChatGLM InternLM PanguEmbedded Plamo3 QWenLMHeadModel TeleChat TeleFLM",
     "qwen4_exp": "Qwen4Exp",
     "qwen_linear": "Qwen3Next Qwen3_5 Qwen3_5Moe",
     "slopes": "Bloom MPT Mpt",

@@ -250,9 +250,49 @@ def step3(folder: Path) -> tuple[Path, Tensor]:
     return path, expected
 
 
+def plamo3(folder: Path) -> tuple[Path, Tensor]:
+    """Made of Gemma 3, whose weights of norms are all beside 1, with embeddings that are multiplied before."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    local = {"rope_type": "default", "rope_theta": 70.0}
+    yarn = {"rope_type": "yarn", "rope_theta": 5_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    path = make_checkpoint(
+        *("gemma3", folder),
+        hidden_activation="silu",
+        layer_types=kinds,
+        num_hidden_layers=3,
+        query_pre_attn_scalar=16,
+        rope_parameters={"full_attention": {**yarn, "truncate": False}, "sliding_attention": local},
+        tie_word_embeddings=False,
+    )
+    expected, found = oracle(path), load_file(path / "model.safetensors")
+    own = {"lm_head.weight": found.pop("lm_head.weight"), "model.norm.weight": found.pop("model.norm.weight")}
+    own["model.embed_tokens.weight"] = found.pop("model.embed_tokens.weight") * 32**0.5
+    for start in (f"model.layers.{layer}." for layer in range(3)):
+        target, names = start.replace("layers.", "layers.layers."), ("q_proj", "k_proj", "v_proj")
+        own[f"{target}mixer.qkv_proj.weight"] = torch.cat([found[f"{start}self_attn.{each}.weight"] for each in names])
+        gate_up = torch.cat([found[f"{start}mlp.{each}_proj.weight"] for each in ("gate", "up")])
+        own[f"{target}mlp.gate_up_proj.weight"] = gate_up
+        for old, new, offset in (
+            *(("input_layernorm", "pre_mixer_norm", 1.0), ("post_attention_layernorm", "post_mixer_norm", 0.2)),
+            *(("pre_feedforward_layernorm", "pre_mlp_norm", 1.0), ("self_attn.k_norm", "mixer.k_norm", 1.0)),
+            *(("post_feedforward_layernorm", "post_mlp_norm", 5**-1.5), ("self_attn.q_norm", "mixer.q_norm", 1.0)),
+            *(("self_attn.o_proj", "mixer.o_proj", 1.0), ("mlp.down_proj", "mlp.down_proj", 1.0)),
+        ):
+            own[f"{target}{new}.weight"] = found[f"{start}{old}.weight"] + (1.0 - offset)
+    absent = dict.fromkeys(("layer_types", "rope_parameters", "sliding_window", "hidden_activation", "head_dim"))
+    rope = {"rope_theta": 5_000.0, "rope_local_theta": 70.0, "rope_scaling_factor": 4.0, "initial_context_length": 16}
+    rewrite(
+        *(path, own),
+        **{**absent, **rope, "architectures": ["Plamo3ForCausalLM"], "model_type": "plamo3", "head_dim": 16},
+        sliding_window_pattern=3,
+        window_size=7,
+    )
+    return path, expected
+
+
 EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
 EXACT |= {"deepseek_v4": deepseek_v4, "ling3": ling3}
-NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite, "puzzle": puzzle}
+NEAR = {"pangu": pangu, "step3": step3, "longcat_lite": longcat_lite, "puzzle": puzzle, "plamo3": plamo3}
 
 
 @pytest.mark.parametrize(
