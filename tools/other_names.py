@@ -137,6 +137,9 @@ VLLM_PATH_NOTES: Final = {
     "/abort_requests": "ids are those of responses, or of the engine",
     "/inference/v1/abort_requests": "as `/abort_requests`: without ids all requests end",
     "/update_weights": "with `weight_dir`, the directory of a checkpoint, as prime-rl sends it; not `update_info`",
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank"), "the answer has the texts of documents, without their images"
+    ),
     "/finish_weight_update": "labels the weights, which are complete when `/update_weights` answers",
 }
 """What differs in endpoints of the same path."""

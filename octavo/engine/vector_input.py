@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 Writer = Callable[[str], Prompt]
 
 _SIDES: Final = ("query", "document")
@@ -215,7 +216,7 @@ def pair_of(
         if not isinstance(text, str):
             raise InvalidRequest(f"{name} is {type(text).__name__}, expected text", field=name)
     config = vectors.checked(CLASSIFY)
-    if template is not None and all(_names_role(template, role) for role in ("query", "document")):
+    if template is not None and names_both_roles(template):
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         if instruct is not None:
             messages.insert(0, {"role": "system", "content": instruct})
@@ -226,11 +227,13 @@ def pair_of(
     return Prompt(text=text, add_special_tokens=False)
 
 
-def _names_role(template: ChatTemplate, role: str) -> bool:
-    return f'"{role}"' in template.source or f"'{role}'" in template.source
+def names_both_roles(template: ChatTemplate | None) -> bool:
+    """Return whether a chat template writes pairs."""
+    source = "" if template is None else template.source
+    return all(f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document"))
 
 
-def matched(queries: Sequence[str], documents: Sequence[str]) -> list[tuple[str, str]]:
+def matched(queries: Sequence[T], documents: Sequence[T]) -> list[tuple[T, T]]:
     """Return the pairs of one query with each document, or of each with its own. Raises InvalidRequest."""
     if len(queries) == 1:
         return [(queries[0], document) for document in documents]

@@ -42,6 +42,7 @@ from octavo.server.routes import (
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import Message
 from octavo.server.schema.messages import CountTokensRequest, OutputConfig
+from octavo.server.schema.pairs import RerankRequest, ScoreRequest
 from octavo.server.schema.responses import InputTokensRequest, Reasoning, TextConfig
 from octavo.server.schema.scheduler import DecisionList, TimelineList
 from octavo.server.schema.scoring import GenerativeScoringRequest
@@ -60,9 +61,7 @@ from octavo.server.schema.vectors import (
     CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
-    RerankRequest,
     ScoreList,
-    ScoreRequest,
 )
 
 Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp | msgspec.Struct | dict[str, Any]]]

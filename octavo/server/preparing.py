@@ -33,6 +33,7 @@ from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.generate import GenerateRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest
+from octavo.server.schema.pairs import PairsRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.shim import ShimRequest
@@ -324,6 +325,7 @@ def _without_text(asked: RequestBody) -> RequestBody:
         changes["messages"] = _echoed(asked)
     unread = ("chat_template", "chat_template_kwargs", "documents", "system", "prediction", "suffix", "input_extra")
     if isinstance(asked, VectorRequest):
+        asked = asked.without_media() if isinstance(asked, PairsRequest) else asked
         return msgspec.structs.replace(asked, **changes)  # responses have documents, and count queries
     if getattr(asked, "prompt_embeds", None) is not None:
         changes |= {"prompt": "", "prompt_embeds": None}

@@ -26,10 +26,10 @@ from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.generate import GenerateRequest
 from octavo.server.schema.infill import InfillRequest
 from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
+from octavo.server.schema.pairs import RerankRequest, ScoreRequest
 from octavo.server.schema.responses import InputTokensRequest, ResponsesRequest
 from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.tokens import TokenizeRequest
-from octavo.server.schema.vectors import RerankRequest, ScoreRequest
 from octavo.server.sending import OpenRequests
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import INLINE_BYTES, Texts

@@ -20,18 +20,16 @@ from octavo.engine.vector_input import VectorInput
 from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
+from octavo.server.schema.pairs import Document, RerankRequest, ScoreRequest
 from octavo.server.schema.vectors import (
     BINARY,
     ClassifyRequest,
     CohereEmbedRequest,
-    Document,
     EmbeddingRequest,
     Encoding,
     PoolingRequest,
-    RerankRequest,
     Score,
     ScoreList,
-    ScoreRequest,
     VectorList,
     VectorRequest,
 )
@@ -236,7 +234,7 @@ def score(asked: ScoreRequest, done: _Done) -> ScoreList:
 @_endpoint(RerankRequest)
 def rerank(asked: RerankRequest, done: _Done) -> Reranked:
     """Return documents in the order in which they go with a query, the best first."""
-    documents, scores = asked.listed, done.scores(1)
+    (_, documents), scores = asked.sides(), done.scores(1)
     has_documents = not done.path.endswith("/v2/rerank")
     shows = has_documents if asked.return_documents is None else asked.return_documents
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n or None]

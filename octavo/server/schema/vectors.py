@@ -12,7 +12,6 @@ from msgspec import Meta, Raw, Struct, json, structs
 from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.engine.input_processor import InputProcessor
-from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, Refused, RequestBody, TokenId
 from octavo.server.schema.chat import Message
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
-_MOST: Final = 2**63 - 1
-_OF_PAIRS: Final = Refused("the template of pairs takes no values; leave it out", harmless=({},))
+MOST: Final = 2**63 - 1
 
 
 BINARY: Final = ("bytes", "bytes_only")
@@ -201,8 +199,8 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
     inputs: Annotated[Any, Refused("send texts; images go to /v1/embeddings, as parts of messages")] = None
     input_type: str | None = None
     embedding_types: list[Literal["float", "base64"]] | None = None
-    output_dimension: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
+    output_dimension: Annotated[int, Meta(ge=1, le=MOST)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MOST)] | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
 
     def params(self) -> PoolingParams:
@@ -217,116 +215,6 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
         kind = self.input_type or ""
         name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
         return [tools.vectors.prompted(Prompt(text=text), name) for text in checked_texts("texts", self.texts)]
-
-
-class Document(Struct, forbid_unknown_fields=True):
-    """The text of a document."""
-
-    text: str
-
-
-class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
-    """What requests about pairs of texts have in common. max_tokens_per_query, max_tokens_per_doc: leading tokens that
-    are kept of each first and each second text; 0 keeps all."""
-
-    task = None
-    lists_prompts = False
-
-    instruction: str | None = None
-    max_tokens_per_query: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
-    max_tokens_per_doc: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
-    chat_template_kwargs: Annotated[Any, _OF_PAIRS] = None
-
-    def prompts_of(self, tools: InputProcessor, queries: Sequence[str], documents: Sequence[str]) -> list[Prompt]:
-        """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each
-        document."""
-        makes_vectors = tools.vectors.checked(None).task != CLASSIFY
-        first = _first_tokens(tools, queries, self.max_tokens_per_query)
-        second = _first_tokens(tools, documents, self.max_tokens_per_doc)
-        pairs = matched(first, second)
-        if makes_vectors:
-            query_of, document_of = tools.vectors.writers()
-            return [*map(query_of, first), *map(document_of, second)]
-        return [tools.pair_prompt(query, document, self.instruction) for query, document in pairs]
-
-
-class RerankRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /rerank`: documents by how well they go with a query."""
-
-    id_prefix = "rerank-"
-    texts_field = "documents"
-
-    query: str
-    documents: Annotated[list[str | Document], Meta(min_length=1)]
-    top_n: Int | None = None
-    return_documents: bool | None = None
-
-    def check(self) -> None:
-        RequestBody.check(self)
-        if self.top_n is not None and self.top_n < 0:
-            raise InvalidRequest(f"top_n is {self.top_n}, must be at least 1, or 0 for all documents", field="top_n")
-
-    @property
-    def listed(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
-
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return self.prompts_of(tools, [self.query], checked_texts("documents", self.listed))
-
-
-_SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-
-
-class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /score`: how well texts go together: one with each of many, or each with its own."""
-
-    id_prefix = "score-"
-
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    items: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    data_2: str | list[str] | None = None
-
-    label_token_ids: Annotated[Any, Refused("POST /generative_scoring scores by the tokens that follow")] = None
-
-    def check(self) -> None:
-        RequestBody.check(self)
-        given = tuple(name for name in dict.fromkeys(sum(_SIDES, ())) if getattr(self, name) is not None)
-        if given not in _SIDES:
-            raise InvalidRequest("give text_1 and text_2, or queries and documents", field="text_1")
-
-    @property
-    def names_of_sides(self) -> tuple[str, str]:
-        """The fields that the request has the first and the second texts in."""
-        return next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
-
-    @property
-    def texts_field(self) -> str:  # type: ignore[override]  # it follows from the request
-        return self.names_of_sides[1]
-
-    def sides(self) -> tuple[list[str], list[str]]:
-        """Return the first and the second texts. Raises InvalidRequest."""
-        names = self.names_of_sides
-        sides = [texts if isinstance(texts := getattr(self, name), list) else [texts] for name in names]
-        first, second = map(checked_texts, names, sides)
-        return first, second
-
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return self.prompts_of(tools, *self.sides())
-
-
-def _first_tokens(tools: InputProcessor, texts: Sequence[str], most: int | None) -> list[str]:
-    """Return texts, those of more tokens than `most` cut off behind as many; 0 and None leave all as they are."""
-    if not most:
-        return list(texts)
-    listed = [(text, tools.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    return [
-        text if len(tokens) <= most else tools.tokenizer.decode(tokens[:most], skip_special_tokens=False)
-        for text, tokens in listed
-    ]
 
 
 class Score(Struct, frozen=True):

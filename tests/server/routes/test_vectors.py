@@ -161,6 +161,28 @@ def test_rerank_returns_the_best_first_with_documents_unless_cohere_leaves_them_
     assert texts == ([None, None] if path == "/v2/rerank" else [{"text": "cab"}, {"text": "ax"}])
 
 
+def test_parts_of_text_are_a_text_and_images_go_to_models_that_read_them(scoring: Served) -> None:
+    parts = [{"type": "text", "text": each} for each in ("c", "ab")]
+    (found,) = post(scoring, "/rerank", query="abc", documents=[{"content": parts}]).json["results"]
+    assert (found["document"], round(found["relevance_score"], 3)) == ({"text": "c\nab"}, 0.3)
+    pair = {"text_1": {"content": parts[1:]}, "text_2": [{"content": parts}, {"text": "a"}]}
+    assert [round(each["score"], 3) for each in post(scoring, "/score", **pair).json["data"]] == [0.2, 0.1]
+    picture = {"type": "image_url", "image_url": "data:image/png;base64,AAAA"}
+    refused: list[tuple[Any, str]] = [
+        ([{}], "documents[0]"),
+        ([{"text": "a", "content": parts}], "documents[0]"),
+        ([{"content": []}], "documents[0].content"),
+        (["a", {"content": [{"type": "file"}]}], "documents[1].content[0].type"),
+        ([{"content": [picture] * 1000}, {"content": [picture] * 25}], "documents"),
+        ([{"content": [parts[0]] * 1025}], "documents[0].content"),
+    ]
+    for documents, param in refused:
+        answer = post(scoring, "/rerank", query="abc", documents=documents)
+        assert (answer.status, answer.error["param"]) == (400, param)
+    answer = post(scoring, "/rerank", query={"content": [picture] * 2}, documents=["a"] * 513)
+    assert answer.error["message"].startswith("documents has 1,026 entries")
+
+
 def test_first_tokens_of_queries_and_documents_are_kept(scoring: Served) -> None:
     def prompts(path: str, **fields: Any) -> list[Any]:
         scoring.llm.requests.clear()
