@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media_families import family_of_release, media_family
 from octavo.config.released_names import SAME
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
@@ -63,8 +63,10 @@ _AROUND = {
     "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),
     "step_vl": ("qwen3", {"StepVLForConditionalGeneration"}),
     "phi3_v": ("phi3", {"Phi3VForCausalLM"}),
+    "ultravox": ("llama", {"UltravoxModel"}),
 }
-"""Families that read images and that no class of transformers computes: that of the text model, and architectures."""
+"""Families that read images or sounds and that no class of transformers computes: that of the text model, and
+architectures."""
 _LIKE = {
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
     "baichuan": ("llama", "BaichuanForCausalLM"),
@@ -178,7 +180,9 @@ def families() -> dict[str, dict[str, list[str]]]:
         for key, values in row.items():
             rows.setdefault(name, {each: set() for each in _KEYS})[key] |= values
     for name, (text, own) in _AROUND.items():
-        reads = {"text", "images"} | ({"sound"} if any(media_family(each).sounds for each in own) else set())
+        families = [family_of_release(each) for each in own]
+        fields = (("images", "images"), ("sound", "sounds"))
+        reads = {"text"} | {kind for kind, field in fields if any(getattr(each, field) for each in families)}
         rows[name] = {**rows[text], "architectures": own, "reads": reads}
     order = {name: place for place, name in enumerate((*_READ, *_KINDS, *QUANTIZED, *_TWO))}
     return {

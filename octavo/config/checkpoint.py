@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -21,7 +20,8 @@ from octavo.config.listed import other_folder
 from octavo.config.native_mistral import CONSOLIDATED, PARAMS, is_native, native_images, native_layout
 from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.released import in_todays_layout
-from octavo.config.safetensors_header import TensorInfo, read_header
+from octavo.config.released_ultravox import folders_beside
+from octavo.config.safetensors_header import TensorInfo, WeightFile, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
 from octavo.config.speculators import of_layers
 from octavo.config.text_config import TEXT_CONFIG, THINKER_CONFIG, flattened, of_thinker
@@ -48,19 +48,6 @@ _ALWAYS_CHOOSING: Final = (
 """Families whose layers for it are the same at any length: they choose tokens, windows of them, or compressed ones."""
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
-
-
-@dataclass(frozen=True)
-class WeightFile:
-    """One file that holds weights; `names` is what the index promises it holds, None without an index."""
-
-    path: Path
-    names: frozenset[str] | None = None
-
-    @property
-    def is_safetensors(self) -> bool:
-        """False for a PyTorch archive (`.bin`)."""
-        return self.path.suffix == ".safetensors"
 
 
 class Checkpoint(Section):
@@ -280,6 +267,10 @@ class Checkpoint(Section):
 
     def weight_files(self) -> tuple[WeightFile, ...]:
         """Return the files to load, safetensors before `.bin`. Raises CheckpointError when none or not all exist."""
+        beside = (file for folder in folders_beside(self.stored) for file in Checkpoint.open(folder).weight_files())
+        return (*self._own_files(), *beside)
+
+    def _own_files(self) -> tuple[WeightFile, ...]:
         for stem in (CONSOLIDATED,) if is_native(self.path) else ("model.safetensors", "pytorch_model.bin"):
             index = self.path / f"{stem}.index.json"
             if index.is_file():

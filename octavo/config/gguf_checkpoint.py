@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.config.checkpoint import Checkpoint, WeightFile
-from octavo.config.safetensors_header import TensorInfo
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.safetensors_header import TensorInfo, WeightFile
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.layout import Placed, placed_tensors, read_config
 from octavo.gguf.mmproj import Mmproj

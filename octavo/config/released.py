@@ -10,11 +10,9 @@ from octavo.config.released_names import with_todays_names
 from octavo.config.released_retrieval import RETRIEVERS, retrieval_layout
 from octavo.config.section import Section
 from octavo.config.task_adapters import JINA5, jina5_layout
-from octavo.errors import UnsupportedModel
 
 _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
 """Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
-_ULTRAVOX: Final = "UltravoxModel"
 _LABELS: Final = "ForSequenceClassification"
 
 
@@ -36,8 +34,6 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         return in_todays_layout({**config, "architectures": [first.removesuffix(_LABELS) + ending]}, where)
     if first in RETRIEVERS:
         return retrieval_layout(config, where)
-    if first == _ULTRAVOX and config.get("text_model_id"):
-        raise _without_text_model(Section(config, where))
     if first == JINA5:
         return jina5_layout(config)
     if first == _INTERN_S2:
@@ -45,13 +41,3 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         names = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
         return {**config, **names, "text_config": {**text, "model_type": "qwen3_5_moe_text"}}
     return family_of_release(first).layout(config, where)
-
-
-def _without_text_model(config: Section) -> UnsupportedModel:
-    """Return the refusal of Ultravox, whose releases have the weights of an encoder and of a projector alone."""
-    text = config.str("text_model_id")
-    return UnsupportedModel(
-        f"{config.where}: {_ULTRAVOX} is an encoder of sounds for {text}, whose weights are in that repository, and "
-        f"octavo does not join the two; serve {text} for texts, and for sounds a model with all its weights, "
-        "such as mistralai/Voxtral-Mini-3B-2507 or openbmb/MiniCPM-o-2_6"
-    )

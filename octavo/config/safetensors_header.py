@@ -40,6 +40,19 @@ class TensorInfo:
     """First byte of its data, counted from the start of the file."""
 
 
+@dataclass(frozen=True)
+class WeightFile:
+    """One file that holds weights; `names` is what the index promises it holds, None without an index."""
+
+    path: Path
+    names: frozenset[str] | None = None
+
+    @property
+    def is_safetensors(self) -> bool:
+        """False for a PyTorch archive (`.bin`)."""
+        return self.path.suffix == ".safetensors"
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Read the header of `path` and check that the file holds what it promises.
 

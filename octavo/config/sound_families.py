@@ -11,6 +11,8 @@ from octavo.config.media_family import MediaFamily, Side
 from octavo.config.released_minicpm import minicpm_layout, minicpm_sounds
 from octavo.config.released_nemotron import nemotron_layout, nemotron_settings, nemotron_sounds
 from octavo.config.released_phi4 import PHI4, RELEASED, phi4_layout, phi4_settings, phi4_sounds
+from octavo.config.released_ultravox import RELEASED as ULTRAVOX_RELEASED
+from octavo.config.released_ultravox import ULTRAVOX, ultravox_layout, ultravox_sounds
 
 SOUND_FAMILIES: Final = (
     MediaFamily(("AudioFlamingo3ForConditionalGeneration",), sounds="audio_flamingo3"),
@@ -107,6 +109,14 @@ SOUND_FAMILIES: Final = (
         speech="omni",
         reader="hearing.OmniReader",
         library="Qwen3OmniMoeThinkerForConditionalGeneration",
+    ),
+    MediaFamily(
+        (ULTRAVOX,),
+        (ULTRAVOX_RELEASED,),
+        layout=ultravox_layout,
+        sounds="ultravox",
+        sound_part=ultravox_sounds,
+        reader="ultravox_encoder.UltravoxReader",
     ),
     MediaFamily(("VoxtralForConditionalGeneration",), sounds="voxtral", speech="voxtral"),
 )

@@ -14,23 +14,29 @@ _MOST_LINES: Final = 31
 
 
 class Words(NamedTuple):
-    """What stands for a sound in texts, and the texts of the tokens that stand for it and for each vector of it."""
+    """What stands for a sound in texts, and the texts of the tokens that stand for it and for each vector of it.
+
+    vector: "" for the same token. others: what the first one is called in other tokenizers."""
 
     text: str
     marker: str
-    vector: str
+    vector: str = ""
+    others: tuple[str, ...] = ()
 
     def ids(self, encode: Callable[[str], list[int]]) -> list[int]:
         """Return both tokens. Raises CheckpointError where a tokenizer lacks one."""
         found: list[int] = []
-        for word in (self.vector, self.marker):
-            if len(ids := encode(word)) != 1 or ids[0] in found:  # what a tokenizer does not know may be one token
+        # what a tokenizer does not know may be one token
+        unknown = () if self.vector else encode("\ufdd0")
+        for words in filter(any, ((self.vector,), (self.marker, *self.others))):
+            tokens = [ids[0] for word in words if len(ids := encode(word)) == 1 and ids[0] not in (*found, *unknown)]
+            if not tokens:
                 raise CheckpointError(
-                    f"the tokenizer has no token {word}, which stands for sounds of this model; download its files "
-                    "again, or set limit_mm_per_prompt audio=0"
+                    f"the tokenizer has no token {' or '.join(words)}, which stands for sounds of this model; download "
+                    "its files again, or set limit_mm_per_prompt audio=0"
                 )
-            found = [*ids, *found]
-        return found
+            found = [*tokens[:1], *found]
+        return found if self.vector else found * 2
 
 
 def matched(

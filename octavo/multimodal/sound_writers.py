@@ -183,6 +183,26 @@ def _separate_windows(
     return cut
 
 
+def _whole_frames(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
+    """Return as many windows as the sound begins, without silence behind it; the loudest frame of all counts."""
+    hop = settings.hop_length
+    samples = np.pad(samples, (0, max(2 * hop - len(samples), -len(samples) % hop)))
+    joined = 2 * section.positive("stack_factor")
+    return _cut(settings, settings.features(samples, 0), 1, lambda num_frames: -(-num_frames // joined))
+
+
+def _stacked_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors of a window whose encoder has a position for each two frames."""
+    count = section.positive("max_source_positions", 1500)
+    return 2 * count, -(-count // section.positive("stack_factor"))
+
+
+def _whisper_mel(checkpoint: Checkpoint, section: Section) -> LogMel:
+    """Return Whisper's own spectrogram, whose settings no file beside the weights has."""
+    count = section.positive("max_source_positions", 1500)
+    return LogMel(2 * count, count, section.positive("num_mel_bins", 80))
+
+
 def _paired_window(section: Section) -> tuple[int, int]:
     """Return frames and vectors of a window with a position for each two frames."""
     num_frames = 2 * section.positive("max_source_positions", 1500)
@@ -237,6 +257,12 @@ def _num_convolved(num_frames: int) -> int:
 _CHUNK: Final = 100
 _LEAST_SAMPLES: Final = 8_000
 _MOST_FRAMES: Final = 1 << 16
+_ULTRAVOX: Final = Words(
+    "<|audio|>",
+    "<|reserved_special_token_0|>",
+    others=("<|fim_pad|>", "<unused0>", "<SPECIAL_20>", "<|begin_of_audio|>"),
+)
+"""Tokens that no text of Llama 3, Qwen, Gemma, Mistral and GLM has."""
 
 SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "audio_flamingo3": SoundWriter(_separate_windows(_num_paired), _paired_window),
@@ -265,6 +291,7 @@ SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "qwen2_audio": SoundWriter(_one_window),
     "qwen3_asr": SoundWriter(_chunked, _chunked_window),
     "qwen3_omni": SoundWriter(_omni_chunks, _chunked_window),
+    "ultravox": SoundWriter(_whole_frames, _stacked_window, read=_whisper_mel, words=_ULTRAVOX),
     "voxtral": SoundWriter(_windows, _joined_window),
 }
 """By `sounds` of a `MediaFamily`."""

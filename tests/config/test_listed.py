@@ -26,7 +26,7 @@ from tests.fakes.hub import FakeHub, serve_hub
     [
         ("adapter_config.json", {}, "this is an adapter: serve its base model with --enable-lora"),
         ("model_index.json", {}, "a pipeline of diffusers"),
-        ("config.json", {"architectures": ["UltravoxModel"]}, "UltravoxModel, is not among those that octavo models"),
+        ("config.json", {"architectures": ["SoundModel"]}, "SoundModel, is not among those that octavo models"),
     ],
 )
 def test_the_error_says_what_the_folder_is(tmp_path: Path, name: str, content: object, said: str) -> None:

@@ -166,14 +166,3 @@ def test_the_name_by_which_vllm_is_told_to_hear_while_one_speaks_is_the_same_mod
     path = make_hearing_checkpoint("qwen3_asr", tmp_path)
     overridden = Checkpoint.open(path, {"architectures": ["Qwen3ASRRealtimeGeneration"]})
     assert overridden.architecture == Checkpoint.open(path).architecture
-
-
-def test_an_encoder_whose_text_model_is_elsewhere_is_refused_with_its_name(tmp_path: Path) -> None:
-    values = {"architectures": ["UltravoxModel"], "model_type": "ultravox", "text_model_id": "meta-llama/Llama-3.1-8B"}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    said = "an encoder of sounds for meta-llama/Llama-3.1-8B, whose weights are .*; serve meta-llama/Llama-3.1-8B for"
-    with pytest.raises(UnsupportedModel, match=said):
-        Checkpoint.open(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**values, "text_model_id": 3}))
-    with pytest.raises(CheckpointError, match="text_model_id is 3, expected a string"):
-        Checkpoint.open(tmp_path)

@@ -1,0 +1,96 @@
+"""What Ultravox hears with: Whisper's encoder, of whose vectors several neighbours become one.
+
+Source: Fixie's releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.sounds import sound_section
+from octavo.models.fallback.library import refusal
+from octavo.models.hearing import SoundReader
+
+_EPS = 1e-6
+
+
+class _Projector(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+        width, middle, hidden_size = library.d_model * library.stacked, library.projected, library.text_width
+        self._stacked, make = library.stacked, LlamaRMSNorm
+        self.ln_pre = make(width, _EPS)
+        self.linear_1 = nn.Linear(width, middle, bias=False)
+        self.linear_2 = nn.Linear(middle // 2, hidden_size, bias=False)
+        is_between = library.is_norm_between
+        self.ln_mid = make(middle // 2, _EPS) if is_between else nn.Identity()
+        self.ln_post = nn.Identity() if is_between else make(hidden_size, _EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [vectors of the encoder, width] → [vectors, hidden]; zeros fill the last one up."""
+        x = F.pad(x, (0, 0, 0, -len(x) % self._stacked)).view(-1, self._stacked * x.shape[1])
+        x, gate = self.linear_1(self.ln_pre(x)).chunk(2, -1)
+        return self.ln_post(self.linear_2(self.ln_mid(F.silu(gate) * x)))
+
+
+class _Encoder(nn.Module):
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.whisper import modeling_whisper as whisper
+
+        encoder: Any = whisper.WhisperEncoder
+        self.audio_tower = encoder._from_config(library, attn_implementation="sdpa")
+        self.multi_modal_projector = _Projector(library)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features [bands, frames] → [vectors, hidden]."""
+        tower = self.audio_tower
+        x = F.gelu(tower.conv2(F.gelu(tower.conv1(features[None])))).transpose(1, 2)
+        x = x + tower.embed_positions(torch.arange(x.shape[1], device=x.device))
+        for layer in tower.layers:
+            x = layer(x, None)
+        return self.multi_modal_projector(tower.layer_norm(x)[0])
+
+
+class UltravoxReader(SoundReader):
+    """What the text model becomes one that reads sounds with.
+
+    Each window of a sound is encoded without silence behind it, as releases encode sounds of one window.
+    """
+
+    ENCODER = _Encoder
+    encoder: _Encoder
+    IGNORED = (*SoundReader.IGNORED, r"(?:model\.)?decoder\..*|proj_out\.weight")
+
+    @classmethod
+    def read_library(cls, c: Checkpoint) -> Any:
+        section, config = sound_section(c), c.stored
+        assert section is not None, "the reader is made for a checkpoint with an encoder"
+        make: Any = import_module("transformers").WhisperConfig.from_dict
+        values = dict(section.values)
+        try:
+            library = make(values)
+        except Exception as error:  # whatever it raises is about the values
+            raise refusal(c, error, values, make) from error
+        library.stacked, library.projected = section.positive("stack_factor"), config.positive("hidden_size", 4096)
+        library.is_norm_between, library.text_width = config.bool("projector_ln_mid", False), c.positive("hidden_size")
+        return library
+
+    def own_name(self, name: str) -> str:
+        for before in ("audio_tower.model.encoder.", "model.encoder."):
+            if name.startswith(before):
+                return f"audio_tower.{name.removeprefix(before)}"
+        return super().own_name(name)
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of a window of a sound. arrays: input_features [bands, frames] of the window."""
+        return self.encoder(self.received(arrays["input_features"]))
