@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class AsyncLLM:
     """A model behind an event loop. Make one with `await AsyncLLM.start(args)`; use it on that loop only.
 
-    metrics: Prometheus collectors. ready: what the core measured. input: makes requests of prompts.
+    metrics: Prometheus collectors. ready: what the core measured. input: makes requests from prompts.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AsyncLLM:
 
     @classmethod
     async def start_over(cls, args: EngineArgs, start_replicas: StartReplicas) -> AsyncLLM:
-        """Find the model and return its front over the replicas that are started, or found, meanwhile.
+        """Find the model, and start or find replicas meanwhile; return the front that uses them.
 
         Raises as `start` does, and what `start_replicas` raises.
         """

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def started(
     method: Callable[Concatenate[AsyncLLM, P], Awaitable[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a method of `AsyncLLMEngine` that starts the engine, unless it is there, and is this one of it."""
+    """Return a method of `AsyncLLMEngine` that starts the engine if needed, and then calls this method of it."""
 
     async def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         result: T = await getattr(await self.start(), method.__name__)(*arguments, **keywords)
@@ -186,8 +186,8 @@ class AsyncLLMEngine:
     finish_weight_update = started(AsyncLLM.finish_weight_update)
 
     def shutdown(self) -> Awaitable[None]:
-        """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Who awaits
-        what it returns goes on when the process has ended.
+        """Begin to end the core process, if it was started; open requests get EngineDeadError. Idempotent. Awaiting the
+        result waits until the process has ended.
 
         It may be called when the event loop has ended, or just before: the process is told at once.
         """
@@ -211,7 +211,7 @@ class AsyncLLMEngine:
 
 
 class _Ended(Awaitable[None]):
-    """What there is to wait for without an event loop: nothing."""
+    """An awaitable that is done at once, for `shutdown` without an event loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()

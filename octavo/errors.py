@@ -7,7 +7,7 @@
     ├── InvalidRequest           a request is refused before it is accepted; HTTP status 400
     │   ├── ContextTooLong       the prompt does not fit the model's context
     │   ├── RequestTooLarge      the request can never fit the KV cache, even alone
-    │   └── MissingLibrary       what it brings is read by a library that is not installed
+    │   └── MissingLibrary       its content needs a library that is not installed
     ├── RequestFailed            an accepted request ended with an error of its own
     ├── EngineUnresponsiveError  the engine core is stopped or hangs; it may go on, or is started again
     ├── EngineRestartingError    the engine core has gone and is being started again
@@ -64,14 +64,16 @@ class InvalidRequest(OctavoError, ValueError):
         super().__init__(message)
         self.field = field
         self.prompt_index: int | None = None
-        """Which of several prompts it is about (`of_prompt`)."""
+        """The index of the prompt that the error is about, where there are several (`of_prompt`)."""
         if code is not None:
             self.code = code
 
 
 @contextmanager
 def of_prompt(index: int) -> Iterator[None]:
-    """Let an InvalidRequest from inside say which of several prompts it is about, where it is about one."""
+    """Add the index of the prompt to an InvalidRequest that the block raises, where it is about one prompt of
+    several.
+    """
     try:
         yield
     except InvalidRequest as error:
@@ -81,13 +83,14 @@ def of_prompt(index: int) -> Iterator[None]:
 
 
 _OF_PROMPTS: Final = ("prompt", "prompt_token_ids", "max_tokens", "min_tokens")
-"""Fields of errors that prompts of other lengths or with other tokens would not have."""
+"""Fields whose errors depend on the length or the tokens of a prompt."""
 
 
 @contextmanager
 def named_by_the_caller(field_names: Mapping[str, str], *, lists_prompts: bool = True) -> Iterator[None]:
-    """Give an InvalidRequest from inside the name that the caller has for the field, in its message too, and the place
-    of the prompt. lists_prompts: several prompts are the entries of one field."""
+    """Rename the field of an InvalidRequest that the block raises, in its message too, to the caller's name for it,
+    with the index of the prompt. lists_prompts: several prompts are the entries of one field.
+    """
     try:
         yield
     except InvalidRequest as error:
@@ -103,7 +106,7 @@ def named_by_the_caller(field_names: Mapping[str, str], *, lists_prompts: bool =
 
 
 _NAME = re.compile("[a-z]+(?:_[a-z]+)+")
-"""A name of a field that is no ordinary word."""
+"""A field's name with an underscore, which no ordinary word has."""
 
 
 class ContextTooLong(InvalidRequest):
@@ -119,7 +122,7 @@ class RequestTooLarge(InvalidRequest):
 
 
 class MissingLibrary(InvalidRequest):
-    """A request brings what a library reads that is not installed."""
+    """A request has content that only a library which is not installed can read."""
 
     code = "missing_library"
 
@@ -143,7 +146,7 @@ class EngineRestartingError(OctavoError, RuntimeError):
 
 
 class ServerUnreachable(OctavoError, RuntimeError):
-    """A server that a command is a client of cannot be reached, or the connection to it has dropped."""
+    """A command cannot reach its server, or the connection to it has dropped."""
 
 
 class PipeError(OctavoError, RuntimeError):

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def of_engine(method: Callable[Concatenate[LLMEngine, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method of `LLM` that is this one of its engine."""
+    """Return a method of `LLM` that calls this method of its engine."""
 
     def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         result: T = getattr(self.engine, method.__name__)(*arguments, **keywords)
@@ -129,8 +129,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one conversation (a list of messages) or a list of them, through the model's chat template.
 
-        options: the fields of `ChatOptions` (chat_template, add_generation_prompt, …), and those of `RequestOptions` as
-        in `generate`, as everything else is.
+        options: the fields of `ChatOptions` (chat_template, add_generation_prompt, …), and those of `RequestOptions`.
+        All other arguments are as in `generate`.
         """
         makers, each = self._conversations(messages, options)
         return self._batches.run(makers, sampling_params, each, use_tqdm)
@@ -142,10 +142,9 @@ class LLM:
         use_tqdm: bool | None = None,
         **options: Unpack[BatchKeywords],
     ) -> list[str]:
-        """Add requests without waiting for them, and return their ids. Arguments are those of `generate`; use_tqdm is
-        without effect.
-
-        They run in steps of `wait_for_completion`, which returns their outputs, and beside those of any other call.
+        """Add requests without waiting for them, and return their ids. Arguments are those of `generate`; use_tqdm has
+        no effect. The requests run while `wait_for_completion`, which returns their outputs, or any other call steps
+        the engine.
         """
         given = listed(prompts)
         makers = [partial(Prompt.read, prompt) for prompt in given]
@@ -168,7 +167,7 @@ class LLM:
         return self._batches.wait(use_tqdm)
 
     def _conversations(self, messages: Any, options: ChatKeywords) -> tuple[list[Any], list[RequestOptions]]:
-        """Return what makes the prompt of each conversation, and its options."""
+        """Return a function for each conversation that makes its prompt, and the options of its request."""
         is_single = not messages or isinstance(messages, str) or not isinstance(messages[0], Sequence)
         conversations: list[Any] = [messages] if is_single else list(messages)
         given: dict[str, Any] = {**options}

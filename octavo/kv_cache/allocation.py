@@ -1,4 +1,4 @@
-"""What the block manager returns: which blocks are missing, what is in the cache already, how a table changed."""
+"""Results of the block manager: which blocks are missing, what is in the cache already, how a table changed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class PrefixHit(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Leading blocks, those that are not needed included."""
+        """The number of leading blocks, including those that are not needed."""
         return len(self.blocks[0]) if self.blocks else 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that need not be computed."""
+        """The number of tokens that need not be computed."""
         return self.num_block_tokens + self.num_copied_tokens
 
     def blocks_of(self, group: int) -> list[int]:

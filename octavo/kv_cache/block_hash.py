@@ -14,7 +14,7 @@ from hashlib import sha256
 from octavo.core.cache_key import CacheKey, Placeholder
 
 TokenKey = int | tuple[int, int, bytes]
-"""What is compared at one position: the token id; in a placeholder also the place in its content and the digest."""
+"""The key of one position: the token id; in a placeholder also the place in its content and the digest."""
 
 
 def root_digest(cache_key: CacheKey) -> bytes:
@@ -50,8 +50,9 @@ def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, ca
 
 
 def tail_digest(digests: list[bytes], token_ids: list[int], end: int, block_size: int, cache_key: CacheKey) -> bytes:
-    """Return the name of the last block of the first `end` tokens, whose full blocks have the names `digests`. Where
-    that block is partly filled, no full block has this name."""
+    """Return the name of the last block of the first `end` tokens, whose full blocks have the names `digests`. The name
+    of a partly filled block differs from that of every full block.
+    """
     num_before = (end - 1) // block_size
     parent = digests[num_before - 1] if num_before else root_digest(cache_key)
     return _digest_behind(parent, token_ids, num_before * block_size, end, cache_key.placeholders)
@@ -67,7 +68,9 @@ def _digest_behind(
 def token_keys(
     token_ids: list[int], start: int, end: int, placeholders: SequenceABC[Placeholder]
 ) -> list[int] | list[TokenKey]:
-    """Return what is compared at the positions [start, end), to find how far two blocks behind one prefix are alike."""
+    """Return the keys of positions [start, end), which are compared to find how far two blocks behind one prefix are
+    alike.
+    """
     if not placeholders:
         return token_ids[start:end]
     keys: list[TokenKey] = [*token_ids[start:end]]
@@ -78,7 +81,9 @@ def token_keys(
 
 
 def _content(placeholders: SequenceABC[Placeholder], start: int, end: int) -> bytes:
-    """Return what placeholders put into the block [start, end): for each where, which part of it, and its digest."""
+    """Return the content of placeholders in the block [start, end): for each its position, the part in the block, and
+    its digest.
+    """
     parts = []
     for placeholder in placeholders:
         overlap = _overlap(placeholder, start, end)

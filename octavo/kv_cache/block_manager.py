@@ -91,12 +91,12 @@ class BlockManager:
 
     @property
     def num_used_blocks(self) -> int:
-        """Device blocks in use, of all groups."""
+        """The number of device blocks in use, of all groups."""
         return sum([cache.pool.num_used_blocks for cache in self.groups])
 
     @property
     def num_used_host_blocks(self) -> int:
-        """Host blocks in use, of all groups."""
+        """The number of host blocks in use, of all groups."""
         return sum([cache.host_pool.num_used_blocks for cache in self.groups])
 
     def block_ids(self, sequence: Sequence) -> list[list[int]]:
@@ -164,7 +164,7 @@ class BlockManager:
         """
         table = self._table(sequence)
         assert not table.blocks, f"sequence {sequence.seq_id} has blocks already"
-        # what is found in one group is not given up for another's blocks
+        # hits of all groups are held first: allocating blocks of one group must not evict the hit of another
         found = [hit.blocks_of(i) if self._limits_cached else () for i in range(len(self.groups))]
         self.holds.hold("planning", [[*own, *hit.sources[i : i + 1]] for i, own in enumerate(found)])
         for cache, source in zip(self.groups, hit.sources, strict=False):
@@ -325,7 +325,7 @@ class BlockManager:
         for sequence, blocks in zip(sequences, after, strict=True):
             table = self._tables[sequence.seq_id]
             self._release(table)
-            # they are new blocks: what the index knows are others, or none
+            # the blocks are new, so the index does not name them
             table.set_blocks(blocks, is_on_host=to_host)
         return copies
 
@@ -370,7 +370,7 @@ class BlockManager:
         return [cache.pool.empty_blocks() for cache in self.groups]
 
     def _demote(self, digest: bytes) -> None:
-        """Evict what groups that keep less have of a prefix soon: a group that keeps all has lost it."""
+        """Let groups that keep less evict their blocks of a prefix soon: a group that keeps all has evicted it."""
         for cache in self.groups:
             if cache.keeps.releases:
                 cache.pool.demote(digest)

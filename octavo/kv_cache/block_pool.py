@@ -19,13 +19,13 @@ from octavo.kv_cache.listener import BlockListener
 NULL_BLOCK = 0
 """The id of no block: padding points to it, and it stands for blocks that no step reads."""
 _MOST_SIBLINGS = 16
-"""Blocks after one prefix are compared token by token for the longest common beginning; at most so many."""
+"""How many blocks after one prefix are compared, token by token, for the longest common beginning."""
 _REMEMBERED = 1 << 14
-"""Digests of evicted blocks that are remembered, to distinguish an eviction from a prefix that never was."""
+"""How many digests of evicted blocks are remembered, to distinguish an eviction from a prefix that was never cached."""
 
 
 class Content(NamedTuple):
-    """What a block has: its name, the name of the prefix before it, and what is compared at each position. is_first:
+    """The content of a block: its name, the name of the prefix before it, and the key of each position. is_first:
     it begins its prompt, and the name before it is the root of its chain."""
 
     digest: bytes
@@ -62,7 +62,7 @@ class BlockPool:
         self._num_fresh = num_blocks
         self._cached: Eviction = LeastRecentlyUsed() if eviction is None else eviction
         self.num_free_blocks = num_blocks
-        """Blocks that `allocate` can give out: empty and cached ones."""
+        """The number of blocks that `allocate` can return: empty and cached ones."""
         self._index: dict[bytes, int] = {}
         self._after: dict[bytes, list[int]] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
@@ -128,7 +128,7 @@ class BlockPool:
     def release(self, block: int, *, is_spare: bool = False) -> None:
         """Remove a user from a block. Tails are released before heads: of equals the longest prefix is evicted first.
 
-        is_spare: others are worth more, unless the block was found before.
+        is_spare: it is evicted before other blocks, unless it was found before.
         """
         count = self._counts[block] - 1
         assert count >= 0, f"block {block} released more often than acquired"

@@ -36,7 +36,7 @@ class Encodings:
                 cache.pool.publish(block, Content(name, name, ()))
 
     def invalidate(self, table: BlockTable) -> None:
-        """Remove what a sequence has written from the prefix index: it went wrong."""
+        """Remove what a sequence has written from the prefix index: its content is wrong."""
         for cache in self._groups:
             for name in table.encoding:
                 cache.pool.invalidate(name)

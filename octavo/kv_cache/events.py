@@ -1,7 +1,7 @@
 """What entered and left the prefix index, in the order in which it did, for readers outside the engine.
 
-Kept are what is in the index now, each with the number of its event, and the last removals. So a reader that comes
-late, or is too slow, gets what is there now instead of what it missed, and memory is bounded by the cache.
+It keeps the present content of the index, each entry with the number of its event, and the last removals. A reader that
+is late or slow gets the present content instead of the events that it missed, so memory is bounded by the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.core.block_events import BlockEvent, BlockEvents
 from octavo.kv_cache.block_pool import Content
 
 MOST_REMOVED: Final = 1 << 14
-"""Removals that are kept for readers."""
+"""How many removals are kept for readers."""
 
 
 class EventLog:

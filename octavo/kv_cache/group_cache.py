@@ -79,7 +79,7 @@ class GroupCache:
         pool, hit_blocks, num_unseen = self.pool, hit.blocks_of(self.index), hit.num_unseen(self.index)
         required = self.num_required_blocks(group, num_unseen)
         assert required <= pool.num_blocks, "a request that does not fit alone is refused when it arrives"
-        # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
+        # a hit that has users takes no free block; one that is only cached takes one, like a new block
         from_free = required - (len(hit_blocks) - num_unseen) + sum(map(pool.is_cached, hit_blocks))
         if hit.sources and not self.holds_encoding:
             # the source of a copy stays until the step is planned
@@ -95,7 +95,7 @@ class GroupCache:
         num_tokens = hit.num_encoded_blocks * self.block_size if self.holds_encoding else num_tokens
         num_unseen = hit_blocks.count(NULL_BLOCK)
         if num_fetched:
-            # what a token at the beginning of a block reads: so others find the prefix up to there
+            # the last block keeps what the token after it reads: so others find the prefix up to there
             num_whole = min(len(hit_blocks) + num_fetched, (num_tokens - 1) // self.block_size)
             num_unseen = self.keeps.num_unseen_blocks(num_whole * self.block_size)
         table = [NULL_BLOCK] * num_unseen
@@ -224,8 +224,9 @@ class GroupCache:
         return len(distinct) + num_more
 
     def move(self, table: list[int], places: dict[int, int], *, to_host: bool) -> list[int]:
-        """Return the table of a sequence that moves between device and host. `places` holds where blocks of the request
-        went already, so that those who share a block share its new place."""
+        """Return the table of a sequence that moves between device and host. `places` maps blocks of the request that
+        were moved already to their new ids, so that sequences which share a block share its new one.
+        """
         target = self.host_pool if to_host else self.pool
         moved = []
         for block in table:

@@ -41,5 +41,5 @@ class BlockHolds:
         return len(self._held)
 
     def blocks_of(self, group: int) -> list[int]:
-        """Return the blocks of a cache group that are kept, as often as they are."""
+        """Return the blocks of a cache group that are kept, each as often as it is kept."""
         return [block for held in self._held.values() for each, block in held if each == group]

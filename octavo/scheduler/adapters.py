@@ -21,19 +21,20 @@ from octavo.scheduler.waiting_groups import AdapterState
 _POLL_S: Final = 0.005
 """How soon an idle core asks again whether an adapter has been read."""
 _MOST_UNREAD: Final = 64
-"""Failures that are kept for who asked for the read."""
+"""How many failures of reads are kept until the caller of `read` asks for them."""
 
 
 class AdapterCalls(NamedTuple):
-    """call: makes a control call on every rank. wake: called from any thread when a core that waits is to step."""
+    """call: makes a control call on every rank. wake: makes a waiting core step; called from any thread."""
 
     call: Callable[..., list[Any]]
     wake: Callable[[], None]
 
 
 class Adapters:
-    """The adapters in host memory, by their digests: at most `num_host`, and beyond these only ones of requests that
-    have begun. Those of them that are in the `num_slots` slots, from 1 on, stay. Both keep what was used last."""
+    """The adapters in host memory, by their digests: at most `num_host`, and more only for requests that have begun.
+    Adapters in one of the slots 1 … `num_slots` are not dropped. Both evict the least recently used adapter.
+    """
 
     def __init__(self, registry: Registry, calls: AdapterCalls, num_slots: int, num_host: int) -> None:
         self._registry = registry
@@ -79,7 +80,7 @@ class Adapters:
         return ""
 
     def restart(self) -> None:
-        """Take the ranks to hold no adapter: each is read again when it is needed."""
+        """Assume that the ranks hold no adapter: each is read again when it is needed."""
         self._free = list(range(self._num_slots, 0, -1))
         self._slots.clear()
         self._host.clear()
@@ -178,7 +179,7 @@ class Adapters:
         }
 
     def _swapped_alone(self) -> dict[str, SequenceGroup]:
-        """Return a group in host memory for each adapter that no other group waits with."""
+        """Return one swapped group for each adapter that no waiting group has."""
         return {
             group.request.adapter: group
             for group in self._registry.swapped

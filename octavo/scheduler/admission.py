@@ -20,11 +20,11 @@ from octavo.scheduler.rows import RowPlanner
 from octavo.scheduler.waiting_groups import WITH_ADAPTERS, AdapterState
 
 _MOST_BLOCKED: Final = 16
-"""Groups that do not fit and that one step looks past."""
+"""How many groups that do not fit one step skips."""
 
 
 class _Outcome(enum.Enum):
-    """What became of a group that was looked at.
+    """The outcome of an attempt to admit a group.
 
     ADMITTED: it runs. BLOCKED: it does not fit. CHANGED: others were preempted for it, and the head of the queue is
     looked at again. All others are passed by later groups in this step: DEFERRED, because another group fetches what it
@@ -125,7 +125,7 @@ class Admission:
         return may_be_passed and (not plan.is_full or self._registry.policy.may_outrank)
 
     def _pass(self, group: SequenceGroup, outcome: _Outcome, plan: StepPlan, deferred: list[SequenceGroup]) -> None:
-        """Look past a group in this step, and past all others that its adapter keeps from running."""
+        """Skip a group in this step, and all others that its adapter keeps from running."""
         waiting, adapter = self._registry.waiting, group.request.adapter
         if outcome is _Outcome.NO_SLOT and not self._whole_prompts:
             plan.adapter_waits = True

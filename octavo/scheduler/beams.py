@@ -12,8 +12,8 @@ from octavo.scheduler.registry import Registry
 
 def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta]:
     """Extend the group's beams by one token. A beam with several survivors forks, one with none is freed, all in this
-    step. Returns nothing, or the finished sequences, best first, when the search has ended: fewer than n, or none,
-    where all else is barred."""
+    step. Returns an empty list while the search goes on, and at its end the deltas of the best n finished sequences,
+    best first: fewer, or none, where all other continuations are barred."""
     assert group.beams is not None
     beams = list(group.live)
     survivors = group.beams.step([beam.candidates for beam in beams if beam.candidates is not None])

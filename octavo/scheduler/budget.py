@@ -187,7 +187,8 @@ class EncoderBudget(Budget):
 class WholeSpans(Budget):
     """A row does not end among tokens that attend to each other: it computes all that are left of them, or none.
 
-    Where they come first in the row, it may have more tokens than a step is to have beside sequences that decode.
+    Where they come first in the row, the row may exceed the prompt tokens that a step computes beside decoding
+    sequences.
     """
 
     limits_rows = True
@@ -205,7 +206,7 @@ class WholeSpans(Budget):
 
 
 def encoder_inputs(group: SequenceGroup) -> list[EncoderInput]:
-    """Return what encoders make of a group's prompt."""
+    """Return the encoder inputs of a group's prompt."""
     encoded = (each for each in group.request.media if each.spans and each.kind not in ("embeds", "prompt"))
     return [EncoderInput(each.spans[0][0], each.num_embeddings) for each in encoded]
 

@@ -1,4 +1,4 @@
-"""A scheduler from its configuration: the engine, a replay and a simulation put theirs together here, all alike."""
+"""A scheduler from its configuration: the engine, a replay and a simulation all build theirs here."""
 
 from __future__ import annotations
 

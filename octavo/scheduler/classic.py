@@ -56,6 +56,6 @@ class ClassicPlanner:
         known tokens beyond the budget of a step."""
         for group in list(self._registry.running):
             if group.status is not SequenceStatus.RUNNING:
-                continue  # it was preempted for one before it
+                continue  # it was preempted for an earlier group
             if group.refork_at is not None or any(s.num_tokens - s.num_computed_tokens > 1 for s in group.live):
                 self._rows.plan_group(group, plan)

@@ -14,7 +14,7 @@ from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
 _SMALLEST_PIECE: Final = 256
-"""Prompt tokens that stages share as chunks, and fewer do not: of a smaller step most is the reading of weights."""
+"""Smallest chunk, in prompt tokens, when pipeline stages share prompts: a smaller step mostly reads weights."""
 
 
 class ContinuousPlanner:

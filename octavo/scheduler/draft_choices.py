@@ -69,7 +69,7 @@ class GivenChoices:
         self.give(DraftChoices())
 
     def give(self, choices: DraftChoices) -> None:
-        """Answer with these while the next step is planned."""
+        """Set the answers for the next step that is planned."""
         self._choices, self._drafts, self._prompts = choices, iter(choices.drafts), iter(choices.prompts)
 
     def begin_step(self, num_rows: int) -> bool:

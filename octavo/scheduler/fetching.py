@@ -23,7 +23,7 @@ class Fetching:
         self._failed: set[str] = set()
         self._planned: list[Fetch] = []
         self._coming: dict[int, set[tuple[str, bytes]]] = {}
-        """By fetch: its blocks, each with the engine that sends it."""
+        """The blocks of each fetch, by its id, each with the engine that sends it."""
         self._ended: list[int] = []
         """Fetches whose last blocks are published with the step being planned."""
 
@@ -98,7 +98,7 @@ class Fetching:
                 self._ended.append(fetch_id)
             num_tokens = self._block_manager.end_fetch(fetch_id)
             if group is None:
-                continue  # it has ended in the meantime
+                continue  # the request has ended in the meantime
             sequence = group.live[0]
             if not error:
                 group.num_fetched_tokens = num_tokens - sequence.num_computed_tokens

@@ -16,14 +16,14 @@ class GroupQueue(Protocol):
         """Add a group: a new one, a preempted one, or one that was removed for the rest of a step."""
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group, wherever it stands. KeyError when it is not in the queue."""
+        """Remove a group from any position. Raises KeyError when it is not in the queue."""
 
 
 class Policy:
     """First come, first served: preempted groups, then the others, both by arrival; the youngest running group is
     preempted first. Prompts of one API request take turns with other requests.
 
-    Other policies override what they do otherwise. A policy changes no group.
+    Other policies override what they do differently. A policy changes no group.
     """
 
     counts_service = False
@@ -38,8 +38,9 @@ class Policy:
         return WaitingQueue(self.key)
 
     def first(self, queues: SequenceABC[Any], now: float) -> SequenceGroup | None:
-        """Return the group that is next at time `now` in some of the queues that `make_queue` made, or None. These have
-        a `peek`, which returns the next group in them, and a `place`, which returns the place of that group."""
+        """Return the next group at time `now` in some of the queues that `make_queue` made, or None. Their `peek`
+        returns a queue's next group, and their `place` the place of that group.
+        """
         heads: list[tuple[Any, SequenceGroup]] = []
         for queue in queues:
             if (head := queue.peek(now)) is not None:
@@ -77,13 +78,13 @@ class Policy:
         return ()
 
     def note_arrival(self, group: SequenceGroup) -> None:
-        """A new group is about to be pushed to the queue."""
+        """Note that a new group is about to be pushed to the queue."""
 
     def note_admitted(self, group: SequenceGroup) -> None:
-        """A group has been removed from the queue and runs."""
+        """Note that a group has been removed from the queue and runs."""
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
-        """A step computes `num_tokens` tokens of the group and draws `num_draws` times."""
+        """Note that a step computes `num_tokens` tokens of the group and draws `num_draws` times."""
 
     def note_end(self, group: SequenceGroup) -> None:
-        """The group has finished, failed, was aborted or refused."""
+        """Note that the group has finished, failed, or was aborted or refused."""

@@ -137,11 +137,11 @@ class Preemption:
             freed.remove(group)
             plan.admit(group)
             if suffices():
-                victims.remove(group)  # those behind it suffice
+                victims.remove(group)  # the others suffice
             else:
                 freed.add(group)
                 plan.release(group)
-        for group in victims:  # they still run
+        for group in victims:  # until the caller preempts them, they run
             plan.admit(group)
         if not is_enough:
             self._futile[head.request_id] = missing

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 _FEWEST_TOKENS: Final = 32
 """A step with fewer prompt tokens says more about its fixed cost than about prompts."""
 _MEMORY: Final = 0.8
-"""Weight of a step relative to the one after it: about five steps make the mean."""
+"""Weight of a step relative to the next one: the mean covers about five steps."""
 _TARGET_RATIO: Final = 2.5
 """A step that computes prompts while others decode may take this many times as long as one that only decodes."""
 _SHORTEST_TARGET_S: Final = 0.02
@@ -77,8 +77,8 @@ class Pace:
         self._beside = _Mean()
 
     def num_prompt_tokens(self, num_rows: int, prefill_tokens_per_s: float | None) -> float:
-        """Return how many prompt tokens fit beside `num_rows` decoding rows. 0: the step shall show how long it takes
-        without prompts.
+        """Return how many prompt tokens fit beside `num_rows` decoding rows. 0: the step is to measure how long
+        decoding takes without prompts.
 
         Until a step with both was measured, prompts take the time beyond a step without them at the given rate.
         """
@@ -119,7 +119,7 @@ class Pace:
                     seconds = memory * self._decode_s + (1 - memory) * seconds
             self._decode_s, self._measured_rows = seconds, step.num_rows
         elif 0 < step.num_allowed <= 2 * step.num_prompt_tokens:
-            # one that could have had many more tokens says little about those that have them
+            # a step that could have had many more tokens says little about full steps
             num_tokens = step.num_rows + step.num_prompt_tokens
             if (rate := self._beside.value) is not None:
                 seconds = min(seconds, _OUTLIER * num_tokens / rate)
@@ -127,8 +127,9 @@ class Pace:
 
 
 def _rounded(num_tokens: float) -> int:
-    """Return a number of tokens near this one of which there are few: eight from one power of two to the next. Devices
-    are fast at steps of sizes that they know."""
+    """Return this number of tokens rounded to one of eight sizes per power of two: devices are faster at sizes that
+    they have run before.
+    """
     unit = max(1, 1 << (int(num_tokens).bit_length() - 4))
     return unit * round(num_tokens / unit)
 
@@ -196,8 +197,9 @@ class Rates:
         return self._num_allowed
 
     def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, num_moved_bytes: int = 0) -> None:
-        """A step is submitted: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether, and
-        `num_moved_bytes` to or from the host."""
+        """Note a submitted step: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether,
+        and `num_moved_bytes` to or from the host.
+        """
         step = _Planned(now, num_rows, num_prompt_tokens, self._num_allowed, num_moved_bytes)
         self.pace.note_planned(step)
         self._planned.append(step)

@@ -57,7 +57,7 @@ class Registry:
         waits_for_results: bool = False,
         connector: Connector | None = None,
     ) -> None:
-        """connector: gets to know which requests come and go."""
+        """connector: is told which requests arrive and end."""
         self.block_manager = block_manager
         self.policy = policy
         self.log = DecisionLog()
@@ -212,9 +212,9 @@ class Registry:
         self.stats.num_preemptions_by_swap += is_swapped
 
     def forget_released(self) -> None:
-        """Take the workers to hold no sequence: they are sent again."""
+        """Assume that the workers hold no sequence: all are sent again."""
         for sequence in self._released:
-            sequence.is_resident = False  # also of those that have ended, whose siblings run on
+            sequence.is_resident = False  # ended sequences too: their siblings may still run
         self._released.clear()
 
     def unswap(self, group: SequenceGroup) -> None:
@@ -352,7 +352,7 @@ class Registry:
         self.stats.num_swapped_in_blocks += num_swapped_in
         released, self._released = self._released, []
         for sequence in released:
-            # one that was preempted may have a row in this very step
+            # a preempted sequence may have a row in this very step
             sequence.is_resident = sequence.seq_id in planned
         return self.stats.num_steps, [sequence.seq_id for sequence in released]
 

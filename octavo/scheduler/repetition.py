@@ -23,12 +23,14 @@ class Repetition:
         most = wanted.max_pattern_size
         sizes = np.arange(1, most + 1, dtype=np.int32)
         self._needed = np.where(sizes < wanted.min_pattern_size, _NEVER, sizes * (wanted.min_count - 1))
-        """By size: how many tokens in a row must be what they were so many tokens earlier."""
+        """For each pattern size: how many consecutive tokens must equal the token that many positions earlier."""
         self._most_tokens = most * wanted.min_count
         self._runs = np.zeros(most, np.int32)
-        """By size: how many of the last tokens in a row are what they were so many tokens earlier."""
+        """For each pattern size: how many of the last consecutive tokens equal the token that many positions
+        earlier.
+        """
         self._room = np.full(2 * most + 1, -1, np.int64)
-        """From `_first` on the last tokens, the newest one first."""
+        """The last tokens, newest first, start at index `_first`."""
         self._first = most + 1
         self._num_read = 0
 
@@ -39,8 +41,9 @@ class Repetition:
         return child
 
     def ends(self, token_ids: Sequence[int], num_output_tokens: int) -> bool:
-        """Return whether the last num_output_tokens of token_ids end with a repetition. What the last call was given is
-        not read again."""
+        """Return whether the last num_output_tokens of token_ids end with a repetition. Tokens of the last call are not
+        read again.
+        """
         num_new = min(num_output_tokens - self._num_read, self._most_tokens)
         self._num_read = num_output_tokens
         for token_id in token_ids[len(token_ids) - num_new :]:

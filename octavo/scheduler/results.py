@@ -184,7 +184,9 @@ def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Se
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:
-    """Return the part that was not sent yet: a preempted prompt is computed twice, and reported once."""
+    """Return the log-probabilities of the prompt that were not sent yet: a preempted prompt is computed twice, and
+    reported once.
+    """
     first = max(got.first_position, group.num_prompt_logprobs_sent)
     tokens = got.tokens[first - got.first_position :]
     if not tokens:

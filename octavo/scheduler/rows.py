@@ -25,7 +25,7 @@ class RowPlanner:
         sends_tokens: bool,
     ) -> None:
         """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token.
-        sends_tokens: whether rows carry the tokens that were drawn, for workers that do not draw."""
+        sends_tokens: whether rows carry the drawn tokens, for workers that do not draw."""
         self._registry = registry
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
@@ -194,7 +194,7 @@ class RowPlanner:
     def _drafts(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return guesses that the next row of the sequence verifies.
 
-        Of the tokens left of the step one is kept for each sequence that may still get a row.
+        One of the step's remaining tokens is reserved for each sequence that may still get a row.
         """
         assert self._proposer is not None
         if not group.is_forked or group.beams is not None or not _is_decoding(sequence):

@@ -64,7 +64,7 @@ class Scheduler:
         connector: Connector | None = None,
         adapter_calls: AdapterCalls | None = None,
     ) -> None:
-        """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw. Then the
+        """sends_tokens: steps carry the tokens drawn since the last one, for workers that do not draw. Then the
         sequences that decode take turns in the steps in flight.
 
         proposer: guesses tokens that the next rows verify. connector: has prefixes that the local cache does not have,
@@ -231,17 +231,20 @@ class Scheduler:
             self._preemption.drop_swapped(swapped, because)
 
     def restart(self, because: str, now: float) -> None:
-        """Take the blocks of all requests and forget what is cached, as if every request were preempted to be
-        recomputed, and the workers held nothing. No step may be in flight."""
+        """Free the blocks of all requests and forget what is cached, as if every request were preempted and recomputed,
+        and the workers held nothing. No step may be in flight.
+        """
         self.log.now = now
         self._preempt_all(because)
-        self._registry.forget_released()  # the workers have none any more
+        self._registry.forget_released()  # the workers no longer have any
         if self._adapters is not None:
             self._adapters.restart()
         assert self.block_manager.reset_prefix_cache(), "no request has blocks"
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
-        """Keep this prefix in the cache until that time: what is cached already, and the rest once it is."""
+        """Keep this prefix in the cache until that time: blocks that are cached already, and the others once they
+        are.
+        """
         if not self.block_manager.enable_prefix_caching:
             return PinnedPrefix(because="prefix caching is off")
         return self.block_manager.pins.pin(token_ids, cache_key, until)

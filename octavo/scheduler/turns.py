@@ -24,8 +24,9 @@ class Turns:
         self._now = 0.0
 
     def starts(self, requests: Iterable[EngineCoreRequest]) -> list[float]:
-        """Return the virtual starts of prompts that are added together now: of the first now, of each further one after
-        the prompt tokens before it."""
+        """Return the virtual starts of prompts that are added together: the first starts now, each other one after the
+        tokens of the prompts before it.
+        """
         lengths = [len(request.prompt_token_ids) for request in requests]
         return list(accumulate(lengths[:-1], initial=self._now))
 

@@ -64,11 +64,11 @@ class WaitingGroups:
             self._count(group, self._tokens)
 
     def peek(self, now: float) -> SequenceGroup | None:
-        """Return the group that is next at time `now`, of those in queues that are not passed; None for none."""
+        """Return the next group at time `now` in the queues that are not passed over, or None."""
         return self._policy.first(self._open, now)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group, wherever it stands. KeyError when it is not there."""
+        """Remove a group from any position. Raises KeyError when it is not there."""
         adapter = group.request.adapter
         self._queues[self.state_of(adapter)].remove(group)
         del self._groups[group.request_id]
@@ -100,18 +100,18 @@ class WaitingGroups:
     # ---- adapters ----
 
     def state_of(self, adapter: str | None) -> AdapterState:
-        """Return the state in which the adapter is taken to be."""
+        """Return the assumed state of the adapter."""
         return AdapterState.NONE if adapter is None else self._states.get(adapter, AdapterState.READY)
 
     def set_state(self, adapter: str, state: AdapterState) -> None:
-        """Take an adapter to be in this state, while groups with it wait."""
+        """Set the assumed state of an adapter that waiting groups have."""
         before = self.state_of(adapter)
         if before is state or adapter not in self._by_adapter:
             return
         self._states[adapter] = state
         source, target = self._queues[before], self._queue_in(state)
         for group in self._by_adapter[adapter].values():
-            target.push(group)  # first, so that the group waits all the time
+            target.push(group)  # pushed before it is removed, so that the group is always in a queue
             source.remove(group)
 
     def pass_over(self, states: Iterable[AdapterState]) -> None:

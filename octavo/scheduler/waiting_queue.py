@@ -1,4 +1,4 @@
-"""Groups that wait, in the order of a key: a heap, in which removed entries stay until they reach the top."""
+"""Waiting groups in the order of a key: a heap, in which removed entries stay until they reach the top."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WaitingQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        """Yield the groups in no order."""
+        """Yield the groups in arbitrary order."""
         return (group for _, _, group in self._entries.values())
 
     def __contains__(self, group: SequenceGroup) -> bool:
@@ -46,12 +46,12 @@ class WaitingQueue:
         return None
 
     def place(self, now: float = 0.0) -> tuple[Any, ...]:
-        """Return the key of the first group. IndexError when the queue is empty."""
+        """Return the key of the first group. Raises IndexError when the queue is empty."""
         self.peek()
         return self._heap[0][0]
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a group, wherever it stands. KeyError when it is not in the queue."""
+        """Remove a group from any position. Raises KeyError when it is not in the queue."""
         del self._entries[group.request_id]
         if len(self._heap) > 2 * len(self._entries) + 8:
             self._heap = list(self._entries.values())
