@@ -1,4 +1,4 @@
-"""Options that users of vLLM type and octavo does not have, and what octavo says to each.
+"""Options of vLLM that octavo does not have, and its message for each.
 
 One table, `absent.json`, for flags, keywords, YAML keys, variables, sampling parameters and the reference page:
 
@@ -31,7 +31,7 @@ def _table() -> dict[str, dict[str, str]]:
 
 @cache
 def absent_options() -> Mapping[str, str]:
-    """Return what is said to each option, by its name with underscores, in the order of the names."""
+    """Return the message for each option, by its name with underscores, in the order of the names."""
     said = {name: f"{feature} not there yet" for feature, name in _each(_table()["not_yet"])}
     said |= {name: reason for reason, name in _each(_table()["without"])}
     said |= {name: f"octavo calls it {ours}" for name, ours in _table()["renamed"].items()}
@@ -50,20 +50,20 @@ def remark(name: str, known: Iterable[str]) -> str:
 
 
 def value_remark(name: str, value: str) -> str | None:
-    """Return what is said to a value that others have for an option of this name; None for any other value."""
+    """Return the message for a value that other servers have for this option; None for any other value."""
     said = {pair: reason for reason, pair in _each(_table()["values"])}
     return said.get(f"{name}={value.lower()}")
 
 
 @cache
 def absent_names() -> Mapping[str, str]:
-    """Return what is said to names that programs for vLLM import or call."""
+    """Return the messages for names that programs for vLLM import or call."""
     return MappingProxyType({name: said for said, name in _each(_table()["python"])})
 
 
 @cache
 def absent_paths() -> Mapping[str, str]:
-    """Return what is said to clients that ask for endpoints of other servers, by the path."""
+    """Return the messages for clients that ask for endpoints of other servers, by path."""
     return MappingProxyType({path: said for said, path in _each(_table()["paths"])})
 
 

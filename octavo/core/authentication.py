@@ -101,8 +101,8 @@ def introduce(
 ) -> Reply:
     """Prove the secret, send what this end is, and return the reply of the listener at `where`.
 
-    Raises ConfigError for a listener with another secret, EngineDeadError when it closes the connection, and what it
-    refuses with.
+    Raises ConfigError for a listener with another secret, EngineDeadError when it closes the connection, and the error
+    with which it refuses.
     """
     if not authenticate(connection, secret, is_listener=False):
         raise ConfigError(

@@ -12,7 +12,9 @@ FREE, CACHED, USED, SHARED, PINNED, HELD = range(6)
 """What a block is: empty; with content that no request uses; of one request, or of several; kept by a pin alone; kept
 while it is copied or sent."""
 OWNER_SHIFT: Final = 3
-"""A cell is one of these, and above these bits the number of a request that uses the block, 0 for none."""
+"""The low bits of a cell are one of these states, the bits above them the number of a request that uses the block, 0
+for none.
+"""
 
 MOST_REQUESTS: Final = 200
 MOST_ENTRIES: Final = 64

@@ -189,8 +189,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     """The state of the engine after a step. The fields from `num_steps` on are totals since the start, those before it
     are current values. Of several replicas it is the sum.
 
-    num_ready: cores that work; the front counts them. num_paused, num_sleeping: those that a pause, or a sleep, holds
-    back. num_restarts: times that a core was started again after its
+    num_ready: cores that work; the front counts them. num_paused, num_sleeping: cores that are paused, or asleep.
+    num_restarts: times that a core was started again after its
     death, num_resumed: requests that went on after one, num_handovers: prompts that prefill cores began to compute for
     decode cores, and num_handover_mismatches: those whose first tokens differed; the front counts these too.
     num_drafts: rows that verified guesses, num_draft_tokens: those guesses, num_accepted_tokens: the right ones among

@@ -70,7 +70,7 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     finished_time: float | None = None
     num_preemptions: int = 0
     num_draft_tokens: int = 0
-    """Guesses of tokens that steps have verified, and those of them that were right."""
+    """The number of draft tokens that steps have verified, and how many of them were right."""
     num_accepted_tokens: int = 0
     timeline: list[tuple[float, str]] = []
     """What happened to the request, and when: queued, scheduled, preempted, swapped in, first token, and how it ended

@@ -25,7 +25,7 @@ LINGER_S: Final = 2.0
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """How long a process may take to end by itself before it is terminated."""
 _KILL_AFTER_S: Final = 2.0
-"""How long one that was terminated may take until it is killed."""
+"""How long a terminated process may take to end before it is killed."""
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -68,9 +68,9 @@ def _stat_of(path: Path) -> list[str]:
 
 
 def python() -> list[str]:
-    """Return the command of an interpreter that imports from the working directory only if this one does.
-
-    `-m` and `-c` alone would look there first: for another octavo, such as a checkout without the compiled library.
+    """Return the command of an interpreter that imports from the working directory only if this one does. With `-m` or
+    `-c` alone it would look there first, and might find another octavo, such as a checkout without the compiled
+    library.
     """
     imports_from_here = any(os.path.exists(path or ".") and os.path.samefile(path or ".", ".") for path in sys.path)
     return [sys.executable] if imports_from_here else [sys.executable, "-P"]
@@ -154,7 +154,9 @@ def run_reporting(name: str, report: Callable[[CoreFailed], None], work: Callabl
 
 
 def end_now(exit_code: int) -> NoReturn:
-    """End this process, which has released all: taking its modules apart one by one would take another second."""
+    """End this process at once, after it has released its resources: a normal exit takes another second to destroy
+    modules.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

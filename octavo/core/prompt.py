@@ -44,7 +44,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def namespace(self) -> str | None:
-        """What stands for the namespace in requests; None for none."""
+        """The digest that stands for the namespace in requests; None for none."""
         return None if self.cache_namespace is None else namespace_digest(self.cache_namespace)
 
     @classmethod
@@ -186,7 +186,7 @@ def check_token_ids(token_ids: Collection[int], vocab_size: int, field: str) -> 
 
 def _checked_namespace(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        # it is a secret: the message does not show it
+        # the salt is a secret: the message does not show it
         raise InvalidRequest("cache_namespace is not text; give text, or leave it out", field="cache_namespace")
     return value
 

@@ -59,7 +59,7 @@ def decoded_embeds(text: str) -> MediaInput:
             f"{FIELD} is no file of numpy in Base64, as numpy.save writes floating-point numbers [tokens, width]"
         )
     dtype, shape = np.dtype(header[1].decode()), (int(header[3]), int(header[4]))
-    # what the header states is believed of bytes that are there alone
+    # memory is taken for bytes that are there, never for a size that the header alone states
     if len(data) - begin != shape[0] * shape[1] * dtype.itemsize:
         raise _refused(f"{FIELD} has other bytes than {dtype} {list(shape)}, which its header states")
     array = np.frombuffer(data, dtype, offset=begin)

@@ -37,7 +37,7 @@ MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
 MAX_LOGPROB_ENTRIES: Final = 1 << 20
 MAX_RESPONSE_LOGPROBS: Final = 1 << 21
-"""They take almost a gigabyte while the JSON of a chat is made of them, and 0.2 of it afterwards."""
+"""Log-probabilities of one response: they take almost 1 GB while the JSON of a chat is made, and 0.2 GB afterwards."""
 MAX_POOLED_VALUES: Final = 1 << 25
 MAX_TTL_S: Final = 365 * 86400
 """Longest life of a pin."""

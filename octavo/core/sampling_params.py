@@ -29,7 +29,7 @@ MAX_SEED = 2**63 - 1
 MAX_BIAS = 100.0
 _NEVER_EMPTY = {"allowed_token_ids": "nothing could be drawn", "logprob_token_ids": "nothing is asked for"}
 OF_DRAWING = ("temperature", "min_p", "top_k", "top_p")
-"""What beam search, which draws nothing, has no use for: the temperature, and all filters."""
+"""Parameters that beam search ignores because it draws nothing: the temperature, and all filters."""
 
 
 class OutputKind(enum.StrEnum):
@@ -185,7 +185,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
 
     @property
     def width(self) -> int:
-        """Sequences that are computed for the n that are returned."""
+        """The number of sequences that are computed to return n of them."""
         return self.best_of or self.n
 
     @property

@@ -36,7 +36,7 @@ class SequenceStatus(enum.Enum):
 
 
 class Attachment(Protocol):
-    """State that a feature keeps for one sequence: the text of a beam, the state of a grammar."""
+    """State that a feature keeps for one sequence, such as the text of a beam or the state of a grammar."""
 
     def fork(self) -> Self:
         """Return the state for a sequence that is forked from this one and has the same tokens."""

@@ -1,4 +1,4 @@
-"""Adapters on disk: which folder has which content."""
+"""Adapters on disk: the digest of each folder's files."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ HUNG_S: Final = 300.0
 class ProcessClient(CallingClient):
     """The client of a core that is served at the other end of a socket. One event loop, one receiver.
 
-    When the core dies, `receive` and every call raise EngineDeadError with its failure. was_ended: it was on request.
+    When the core dies, `receive` and every call raise EngineDeadError with its failure. was_ended: whether the core was
+    ended on request.
     """
 
     def __init__(

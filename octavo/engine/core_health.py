@@ -56,7 +56,7 @@ class CoreHealth:
             raise EngineUnresponsiveError(str(error)) from error
 
     def _state(self) -> ProcessState | None:
-        """Raises EngineUnresponsiveError for a stopped process."""
+        """Return the state of the process. Raises EngineUnresponsiveError when it is stopped."""
         state = None if self._pid is None else ProcessState.of(self._pid)
         if state is not None and state.is_stopped:
             raise EngineUnresponsiveError(
@@ -69,6 +69,6 @@ class CoreHealth:
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.ensure_future(self._ping())
             self._pinged_at = time.monotonic()
-            # the error of a core that dies may have no reader any more
+            # when the core dies, nothing may await this error any more
             self._pinging.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
         return self._pinging

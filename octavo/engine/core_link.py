@@ -43,10 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """What an end of a link is. Every version can read the first two fields of every other one.
+    """What one end of a link runs. Every version can read the first two fields of every other version's message.
 
-    octavo: its version. model: its name; config: a digest of its config.json. build: of a core, what decides its bits
-    besides; role: its role.
+    octavo: its version. model: its name; config: a digest of its config.json. build: of a core, what else decides its
+    bits; role: its role.
     """
 
     protocol: int = PROTOCOL
@@ -57,7 +57,7 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     role: str | None = None
 
     def difference(self, other: LinkHello, here: str, there: str) -> str | None:
-        """Return what is not the same at both ends, with both values and the remedy; None when they fit."""
+        """Return the first difference between both ends, with both values and the remedy; None when they fit."""
         for name in ("protocol", "octavo"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -126,7 +126,7 @@ class CoreLink:
                 if isinstance(error, BlockingIOError):
                     _log.warning("front %s has read nothing for %g s: its connection is closed", self._front, SEND_S)
                 self._connection = None
-                cut(connection)  # ends the thread that reads
+                cut(connection)  # this ends the reading thread
 
     def report(self, failure: CoreFailed) -> None:
         """Send the front why the core ends, as its last message, or log it when there is no front."""
@@ -220,11 +220,11 @@ class CoreAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> CoreAddress:
-        """Return the address that `host:port` means; the host of one of IPv6 is in brackets. Raises ConfigError."""
+        """Return the address that `host:port` means; an IPv6 host is in brackets. Raises ConfigError."""
         host, _, port = text.rpartition(":")
         try:
             is_name = bool(host.encode("idna")) and "/" not in host
-        except UnicodeError:  # two dots in a row, or much between two
+        except UnicodeError:  # two dots in a row, or a label that is too long
             is_name = False
         if not is_name or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise ConfigError(f"{text!r} is not the address of an engine; give host:port, such as 10.0.0.2:9000")

@@ -71,9 +71,9 @@ _UNLIMITED: Final = (*_LOADING, "profile")
 takes a minute to write."""
 
 _OBJECTS_UNTIL_COLLECTION: Final = 10_000
-"""New objects after which the garbage collector searches those: 2 ms."""
+"""The garbage collector searches the new objects after so many of them: 2 ms."""
 _COLLECTIONS_UNTIL_LARGER_ONE: Final = 1_000
-"""Such searches after which it searches the objects that are left of all of them."""
+"""After so many of these searches it searches the objects that survived them."""
 
 
 Message = ToCore | CoreFailed | Wake | Callable[[], None]
@@ -84,14 +84,14 @@ run between steps."""
 
 
 class CoreServer:
-    """A core and what it works at. `send` sends a message to the front, from any thread."""
+    """A core and its inbox of messages. `send` sends a message to the front, from any thread."""
 
     def __init__(self, core: EngineCore, send: Callable[[FromCore], None], inbox: Inbox) -> None:
         self._core = core
         self.send = send
         self._inbox = inbox
         self._began_at: float | None = None
-        """Since when the core works on messages and a step, on the monotonic clock; None while it waits."""
+        """When the core began to work on messages and a step, on the monotonic clock; None while it waits."""
 
     def run(self) -> None:
         """Step while there is work, and wait for messages while there is none, until Shutdown. Requests that wait for
@@ -252,7 +252,7 @@ def main() -> int:
 def collect_rarely() -> None:
     """Let the garbage collector search new objects alone, but for once in a long while. No object of a request is part
     of a cycle, and to search 10,000 waiting requests takes 60 ms, for which no step would be planned."""
-    gc.freeze()  # what is imported and loaded stays
+    gc.freeze()  # imported modules and loaded weights are never garbage
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTION, _COLLECTIONS_UNTIL_LARGER_ONE)
     gc.enable()
 
@@ -304,7 +304,7 @@ def _end_unbuilt(failure: CoreFailed, report: Callable[[CoreFailed], None], is_b
 
 
 def run_on(cpus: Sequence[int]) -> None:
-    """Keep the process, and the threads that it has by now, to these processors; none are all of them."""
+    """Bind the process, and its present threads, to these processors; an empty list stands for all of them."""
     for thread in Path("/proc/self/task").glob("*") if cpus else ():
         os.sched_setaffinity(int(thread.name), cpus)
 

@@ -41,7 +41,8 @@ def loaded(executor: Executor) -> list[MemoryPlan]:
 def publish_events(
     given: dict[str, Any], limits: CacheLimits, listeners: list[BlockListener], replica: int
 ) -> KvPublisher | None:
-    """Return what publishes changes of the prefix cache over ZeroMQ, added to the listeners; None where nothing does.
+    """Add a publisher of changes of the prefix cache over ZeroMQ to the listeners, and return it; None where events are
+    off.
     given: `kv_events_config`. Raises ConfigError where it cannot listen."""
     if (publishing := kv_events_config(given)) is None:
         return None
@@ -61,7 +62,7 @@ def try_encoders(executor: Executor, model: ModelConfig, ready: CoreReady, max_n
 def encoder_examples(model: ModelConfig, ready: CoreReady, max_num_tokens: int) -> list[MediaInput]:
     """Return what encoders read of an image and a sound, where the model reads such. Raises CheckpointError where its
     files cannot be read."""
-    ids: dict[str, int] = {}  # of texts around an image, which are no tokens of the config
+    ids: dict[str, int] = {}  # for the texts around an image, whose tokens the config does not name
 
     def encode(text: str, _: bool) -> list[int]:
         return [~ids.setdefault(text, len(ids))]

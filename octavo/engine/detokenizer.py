@@ -1,7 +1,7 @@
 """Token ids to text as they arrive, and the stop strings that are looked for in it.
 
 The text of an output is what follows the prompt's text: where a token writes a space before its word, the space is kept
-behind a prompt. It is made token by token whatever comes in one step, so a streamed text is the text of the whole.
+behind a prompt. It is made token by token however many come in one step, so a streamed text equals the whole one.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class StopStrings:
     def find(self, text: str, num_old_chars: int) -> tuple[int, str] | None:
         """Return start and text of the earliest match that ends behind the first `num_old_chars` characters."""
         matches: list[tuple[int, int, str]] = []
-        # the last character of a match is new: most of many stop strings need no look
+        # the last character of a match is new, so most stop strings need not be searched for
         last_chars = self._by_last_char.keys() & set(text[num_old_chars:])
         for stop in (stop for char in last_chars for stop in self._by_last_char[char]):
             start = text.find(stop, max(0, num_old_chars - len(stop) + 1))

@@ -249,7 +249,7 @@ class Dispatch:
             self._aborting = list(self.entries.values())
 
     def take_aborting(self) -> list[str]:
-        """Return, once, those that no core has ended: they waited for one, or were on their way to another."""
+        """Return, once, the requests that no core has ended: they waited for one, or were being moved to another."""
         aborting, self._aborting = self._aborting, []
         return [each.request_id for each in aborting if self._is_open(each)]
 
@@ -301,7 +301,7 @@ class Patience:
             raise EngineRestartingError(f"{most_waiting} requests wait already: {self.absence}")
 
     def update(self, tasks: asyncio.TaskGroup, refuse: Callable[[list[EngineCoreOutput]], Awaitable[None]]) -> None:
-        """Begin to limit the waiting, with a task, when the last core is lost, and end that when one is ready.
+        """Start a task that limits the waiting when the last core is lost, and end it when a core is ready.
 
         refuse: sends the last outputs of requests.
         """
@@ -323,7 +323,7 @@ class Patience:
 
 
 def with_wait(request: EngineCoreRequest, now: float) -> EngineCoreRequest:
-    """Return a request with the time that it has waited for a core, which counts towards its deadline."""
+    """Return a request with its waiting time for a core, which counts towards its deadline."""
     if request.first_token_deadline_s is None:
         return request
     return msgspec.structs.replace(request, waited_s=max(0.0, now - request.arrival_time))

@@ -44,7 +44,7 @@ from octavo.speculation.speculation import Speculation
 _LAST_SAVES_S: Final = 5.0
 """How long the end of an engine may wait for blocks that are being saved."""
 _UNMEASURED_TOKENS_PER_S: Final = 20.0
-"""Assumed of a core that has measured nothing yet: slower than any device of use."""
+"""The speed assumed before anything is measured: slower than any useful device."""
 
 
 class EngineCore:
@@ -390,7 +390,7 @@ def _cache_key(salt: str | None = None, namespace: str | None = None, adapter: s
 
 
 def _proposer(config: SpeculativeConfig | None, limits: CacheLimits, *, is_prefill: bool) -> Proposer | None:
-    """Return what guesses tokens; None where nothing does."""
+    """Return the proposer of draft tokens; None without speculation."""
     if config is None:
         return None
     return Speculation(config, is_prefill=is_prefill, repeats=any(each.is_state for each in limits.groups))

@@ -55,7 +55,9 @@ class Attached(msgspec.Struct, kw_only=True, tag="attached"):
 
 
 class ReplicaOutputs(msgspec.Struct, tag="replica"):
-    """Outputs of a core, of the requests of this server, and the core's state. is_removed: it is not used any more."""
+    """Outputs of a core, of the requests of this server, and the core's state. is_removed: the replica is no longer
+    used.
+    """
 
     state: ReplicaState
     outputs: list[EngineCoreOutput]
@@ -71,7 +73,7 @@ ToHub = AddRequests | AbortRequests | StopSequence | Call | CallResult | Shutdow
 
 
 class _OpenRequest:
-    """A request that a server has open, and what was passed on of it."""
+    """An open request of a server, and the outputs that were passed on to it."""
 
     def __init__(self, request: EngineCoreRequest, link: _Link) -> None:
         self.link = link
@@ -83,7 +85,7 @@ class _OpenRequest:
             self._sequences[each.index] = _copied(each)
 
     def take(self, output: EngineCoreOutput) -> None:
-        """Note an output, except that of a beam search, which starts again."""
+        """Note an output; those of beam searches are not kept, because a beam search starts again."""
         self._metrics = output.metrics or self._metrics
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if not self._request.params.use_beam_search:

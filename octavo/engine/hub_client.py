@@ -23,7 +23,7 @@ from octavo.errors import EngineDeadError
 
 class HubClient(CallingClient):
     """The cores, through the hub. counts: returns the counts of this server's metrics, which the others add to theirs.
-    abort: ends the open requests of this server that clients call so, or all without names, and returns how many.
+    abort: ends the open requests of this server with these names, or all when there are none, and returns how many.
 
     ready, roles, can_grow: as of `Replicas`.
     """

@@ -223,7 +223,7 @@ class InputProcessor:
 
     def predicted(self, prompt: Prompt) -> list[int]:
         """Return the tokens that a prompt says will follow, at most as many as the context has; none where no engine
-        speculates. Only guesses are made of them, so that a text may have any."""
+        speculates. They only serve as guesses, so any text is accepted."""
         if not self._setup.speculates or not prompt.prediction:
             return []
         given, limit = prompt.prediction, self.ready.max_model_len

@@ -87,7 +87,7 @@ class LLMEngine:
         """Load the model. Raises as `from_args` does."""
         from octavo.engine.engine_core import EngineCore
 
-        tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
+        tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it fails sooner
         woken = threading.Event()
         core = EngineCore.build(config, tokenizer, wake=woken.set)
         return cls(config, core, tokenizer, chat_template, woken)
@@ -277,7 +277,7 @@ class LLMEngine:
             self.call("update_weights", checkpoint_path(path))
             folder, self._weight_folder = self._weight_folder, folder
         finally:
-            if folder is not None:  # the one before, or that of an update that failed
+            if folder is not None:  # the previous folder, or that of a failed update
                 folder.close()
 
     def get_weight_version(self) -> str:
@@ -330,8 +330,8 @@ class LLMEngine:
 def in_process_config(args: EngineArgs) -> EngineConfig:
     """Resolve the arguments of an engine in the caller's process. Raises ConfigError or CheckpointError.
 
-    The queue has no limits here: a caller waits for all of its batch. Without a seed it is 0, so that a run of a
-    program repeats the one before.
+    The queue has no limits here: a caller waits for all of its batch. The default seed is 0, so that each run of a
+    program gives the same results.
     """
     for name, one in (("data_parallel_size", 1), ("prefill", 0), ("decode", 0), ("role", None)):
         if (value := getattr(args, name)) != one:

@@ -81,8 +81,9 @@ def under_vllm_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
 
 
 def _as_vllm(samples: list[Sample], name: str, new_name: str) -> list[Sample]:
-    """Return samples with vLLM's labels: each has an engine, and those of ours that it lacks are summed up, but for
-    the share of the host's blocks, which is not part of the device's."""
+    """Return samples with vLLM's labels: each gets the label `engine`, and samples are summed over labels that vLLM
+    lacks, except the share of host blocks, which is not part of the device's.
+    """
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in samples:
         if sample.name.endswith("_created") or sample.labels.get("tier") == "host":

@@ -235,7 +235,8 @@ class Metrics:
         return self._websockets.track_inprogress()
 
     def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
-        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.
+        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: add those that vLLM has under its
+        names.
 
         others: `counts` of other servers of the same cores, which are added.
         """

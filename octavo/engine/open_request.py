@@ -56,7 +56,7 @@ class OpenRequest:
 
     @property
     def num_generated_tokens(self) -> list[int]:
-        """Return the number of each sequence."""
+        """Return the number of generated tokens of each sequence."""
         return [len(sequence.token_ids) for sequence in self._sequences]
 
     @property
@@ -182,7 +182,7 @@ class OpenRequest:
     def _output(self, outputs: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         prompt_logprobs = self._prompt_logprobs
         if self._kind is OutputKind.DELTA:
-            self._prompt_logprobs = None  # they are complete with the first token, and new only once
+            self._prompt_logprobs = None  # returned once, when they are complete
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,

@@ -21,7 +21,7 @@ _POSITIONS_OF_TURN: Final = 128
 """Positions of prompts whose log-probabilities are processed before the event loop does other work."""
 
 _OUTPUTS_OF_TURN: Final = 128
-"""Outputs that are, each of which may be written to its stream at once."""
+"""Outputs that are processed before the event loop does other work: each may be written to its stream at once."""
 
 
 class Processed(NamedTuple):
@@ -113,7 +113,7 @@ class OutputProcessor:
     def _end(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
         metrics = request.metrics
-        if metrics.finished_time is None:  # it ended here, not in the core
+        if metrics.finished_time is None:  # the front ended it, the core did not
             metrics.end(self._clock(), request.how_ended)
         if self._counts is not None and request.refused is not None:
             self._counts.observe_refusal(request.refused.code)

@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class Pause:
-    """Whether the requests of a core are held back. New ones wait, within the limits of the queue. is_on: they are."""
+    """Whether the requests of a core are held back. New ones wait, within the limits of the queue. is_on: whether a
+    pause is on.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self.is_on = False
@@ -42,8 +44,9 @@ class Pause:
         return self.is_complete()
 
     def is_complete(self) -> bool:
-        """Return whether nothing runs any more, all outputs were sent, and what was to be forgotten is: transfers of
-        blocks end first. True also when no pause is on."""
+        """Return whether nothing runs any more, all outputs were sent, and the cache is cleared if that was wanted, for
+        which transfers of blocks have to end first. True also when no pause is on.
+        """
         core = self._core
         if not self.is_on:
             return True

@@ -4,8 +4,8 @@ The file is a sequence of frames (octavo/core/frames.py): first the settings, th
 stops, pins, resets, pauses, the time of each call of `schedule` with a digest of the step that it planned, and the time
 and results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
 
-Salts and namespaces are secrets of those who send requests. A recording has other words in their place; within it,
-equal salts have equal words.
+Salts and namespaces are secrets of the senders. A recording replaces them by other words; within it, equal salts have
+equal words.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Recorder:
     """Appends events to a file. Each reaches it at once: the recording of a crash is the most useful one.
 
     When the file can be written no longer (the disk is full), that is logged once and the recording ends there: what is
-    in the file stays, and the engine goes on. proposer: the one that it was given, whose answers are noted.
+    in the file stays, and the engine goes on. proposer: notes the answers of the given proposer.
     """
 
     def __init__(

@@ -69,7 +69,9 @@ def read_engines(path: Path) -> list[Engine]:
 
 
 class RemoteReplicas:
-    """Connects a front to its engines. `start` returns the replicas, and `tend` keeps them those that are wanted."""
+    """Connects a front to its engines. `start` returns the replicas, and `tend` adds and removes some as the list and
+    the file change.
+    """
 
     def __init__(
         self, named: Sequence[Engine], file: Path | None, secret: bytes, hello: LinkHello, *, timeout_s: float = 120.0
@@ -82,7 +84,7 @@ class RemoteReplicas:
         self._hello = hello
         self._timeout_s = timeout_s
         self._like: tuple[LinkHello, CoreReady] | None = None
-        """What the first engine was: all others have to be like it."""
+        """The properties of the first engine, which all others must share."""
         self._sends_embeds = False
         self._replicas: dict[Engine, Replica] = {}
 

@@ -1,4 +1,4 @@
-"""One engine core behind the front, which is started again when it dies or freezes."""
+"""One engine core behind the front; a core that dies or freezes is started again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Replica:
 
     max_restarts: within `WINDOW_S`; None is no limit. role: "prefill" or "decode" where they are apart; None for a core
     that does both.
-    is_draining: its core is ended on request. is_stopped: no other follows. has_given_up: none is started any more.
+    is_draining: its core is ended on request. is_stopped: after its core ends, no other is started. has_given_up:
+    restarts have failed too often.
     num_open: its requests that have not ended. stats: the state after its latest step; totals count from the start of
     the first core. suspect: the id of the one request that runs here although it was running when a core died.
     """

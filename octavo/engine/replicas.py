@@ -45,7 +45,7 @@ MAX_WAITING: Final = 1024
 _log = logging.getLogger(__name__)
 
 MakeSplit = Callable[[Sequence[Replica], Dispatch], "Split"]
-"""Makes what divides requests among prefill cores and the others, which the second argument has."""
+"""Makes the `Split` of requests over prefill cores (first argument) and the cores of the `Dispatch` (second)."""
 
 StartReplicas = Callable[[EngineConfig], Coroutine[Any, Any, "Replicas"]]
 """Starts the cores that a configuration describes, or finds them."""
@@ -195,7 +195,7 @@ class Replicas:
             raise found[0]
 
     def _ready_ones(self, replicas: Sequence[Replica]) -> list[Replica]:
-        """Return those that can be used. Raises EngineDeadError or EngineRestartingError when there are none."""
+        """Return the replicas that can be used. Raises EngineDeadError or EngineRestartingError when there are none."""
         ready = [each for each in replicas if each.is_ready]
         if not ready:
             raise self._error or self._patience.absence
@@ -329,9 +329,10 @@ class Replicas:
     # ---- control calls ----
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call to all cores that are ready, as built-in types; of several sums, the
-        smallest pin, the entries of all with the number of their replica. Raises RequestFailed, and EngineDeadError or
-        EngineRestartingError when no core is ready."""
+        """Return the result of a control call to all cores that are ready, as built-in types; of several cores it is
+        the sum, the smallest pin, or the entries of all with the number of their replica. Raises RequestFailed, and
+        EngineDeadError or EngineRestartingError when no core is ready.
+        """
         return await asyncio.shield(self._call(method, arguments))  # noted also when its caller has gone
 
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -362,7 +363,7 @@ class Replicas:
         ready = self._ready_ones(self._replicas)
         found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         replies = [(each.number, value) for each, value in zip(ready, found, strict=True)]
-        return [each for each in replies if not isinstance(each[1], EngineDeadError)]  # which is as one not ready
+        return [each for each in replies if not isinstance(each[1], EngineDeadError)]  # it counts as not ready
 
     async def drain(self, number: int, *, stops: bool = False) -> int:
         """Move the requests of a replica to others, or to the core that is started in its place; return their number.

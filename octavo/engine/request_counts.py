@@ -35,7 +35,7 @@ _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 
 
 class Buckets:
-    """How many values were in each bucket, and their sum; it takes a fifth of the time of Prometheus' histograms."""
+    """How many values were in each bucket, and their sum. It takes a fifth of the time of a Prometheus histogram."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = [*bounds, math.inf]

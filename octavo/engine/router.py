@@ -11,7 +11,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.kv_cache.block_hash import extend_chain
 
 _MAX_DIGESTS: Final = 256
-"""Leading blocks of a prompt by which it is routed: longer prefixes than these do not part at different replicas."""
+"""How many leading blocks of a prompt decide its route: prompts that are equal up to there have the same route."""
 
 
 class Candidate(Protocol):
@@ -86,8 +86,9 @@ class SentPrefixes:
 
 
 class PrefixAware:
-    """Chooses the replica that was last sent the longest part of the prompt, or the least loaded one where that replica
-    has `slack` requests more and `ratio` times as many. Blocks have `block_size` tokens."""
+    """Chooses the replica that was last sent the longest prefix of the prompt, or the least loaded one where the former
+    has `slack` requests more and `ratio` times as many. Blocks have `block_size` tokens.
+    """
 
     needs_feedback = True
 
@@ -132,4 +133,4 @@ ROUTERS: Final[Mapping[str, Callable[[int], Router]]] = {
     "round-robin": lambda block_size: RoundRobin(),
     "session": lambda block_size: Session(),
 }
-"""What makes a router, by its name; each is given the tokens of a block."""
+"""The function that makes each router, by name; it is given the tokens of a block."""

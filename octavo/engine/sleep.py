@@ -23,14 +23,14 @@ TAGS: Final = ("weights", "kv_cache", "scheduling")
 class Sleep:
     """Whether the workers of a core have weights and KV caches. While they have none, requests wait.
 
-    Every method but `check_awake` raises ConfigError where the core does not allow it. is_on: they have none.
+    Every method but `check_awake` raises ConfigError where the core does not allow it. is_on: whether they have none.
     """
 
     def __init__(self, executor: Executor, restart: Callable[[str], None], *, is_allowed: bool) -> None:
         """restart: makes all requests wait without blocks, for a reason, and returns when no step runs."""
         self.is_on = False
         self._path: str | None = None
-        """Where the weights are read; None for where the engine was started from."""
+        """Where the weights are read from; None for the checkpoint that the engine was started with."""
         self._executor = executor
         self._restart = restart
         self._is_allowed = is_allowed
@@ -105,7 +105,7 @@ class WeightVersion:
         self._finish_steps = finish_steps
 
     def set(self, label: str) -> None:
-        """Label what is drawn from now on; steps in flight keep the label before."""
+        """Label the tokens drawn from now on; steps in flight keep the previous label."""
         self._finish_steps()
         self.label = label
 

@@ -122,7 +122,7 @@ class Tokenizer:
 
     def has_more_tokens(self, text: str, count: int) -> bool:
         """Return whether a text has more than so many tokens whatever they are. It may have, where this is False."""
-        # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
+        # nearly every text has a token per 16 characters; the vocabulary is searched only for texts beyond that
         return len(text) > 16 * count and len(text) > count * self.longest_token_chars
 
     def token_id(self, token: str | None) -> int | None:
@@ -198,7 +198,7 @@ class Tokenizer:
             ids += self._encode_inside(piece) if piece else []
         if not add_special_tokens:
             return ids
-        added = self.encode("")  # what goes before every text and behind it
+        added = self.encode("")  # the special tokens before and after every text
         num_before = int(added[:1] == [self.bos_token_id])
         has_bos = bool(num_before) and ids[:1] == added[:1]
         return [*([] if has_bos else added[:num_before]), *ids, *added[num_before:]]

@@ -50,7 +50,7 @@ class VectorInput:
         self._ready = ready
 
     def refuse_text(self) -> None:
-        """Raise InvalidRequest where the model writes no text."""
+        """Raise InvalidRequest where the model makes vectors or scores and no text."""
         if self.config is not None:
             made = "vectors" if self.config.task in (EMBED, TOKEN_EMBED) else "scores"
             raise InvalidRequest(

@@ -20,8 +20,8 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 class WeightFolder:
     """A folder with given weights and links to the other files of a checkpoint, in memory where they fit into the
-    system's file system there. It is removed with the object, or by `close`; those of processes that were killed, when
-    another is made."""
+    system's file system there. It is removed with the object, or by `close`; folders of killed processes are removed
+    when another is made."""
 
     def __init__(self, checkpoint: Path, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
         """checkpoint: a directory. named_tensors: torch's, all of them, by the names that they have there; one that is
@@ -67,7 +67,7 @@ class WeightUpdates:
                 await self._call("update_weights", checkpoint_path(path))
                 folder, self._in_use = self._in_use, folder
         finally:
-            if folder is not None:  # the one before, or that of an update that failed
+            if folder is not None:  # the previous folder, or that of a failed update
                 await asyncio.to_thread(folder.close)
 
     async def close(self) -> None:
