@@ -329,10 +329,9 @@ class Replicas:
     # ---- control calls ----
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a control call to all cores that are ready, as built-in types; of several cores it is
-        the sum, the smallest pin, or the entries of all with the number of their replica. Raises RequestFailed, and
-        EngineDeadError or EngineRestartingError when no core is ready.
-        """
+        """Return the result of a control call to all ready cores, as built-in types; of several the sum, the smallest
+        pin, or all entries with the number of their replica. Raises RequestFailed, and EngineDeadError or
+        EngineRestartingError when no core is ready."""
         return await asyncio.shield(self._call(method, arguments))  # noted also when its caller has gone
 
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
