@@ -178,7 +178,7 @@ def locate(
 
 def _meant(model: str) -> str:
     """Return what follows an error about a name with blanks around it, or the address of its page: the name alone."""
-    name = re.sub(r"^https?://[^/]+/", "", model.strip()).strip("/:")
+    name = re.sub(r"^https?://[^/]+/", "", model.strip()).rstrip("/:")  # a slash before it begins a path
     return f"; did you mean {name}?" if name != model and is_hub_name(name) else ""
 
 

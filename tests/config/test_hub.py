@@ -188,6 +188,12 @@ def test_a_name_with_something_around_it_is_suggested_alone(model: str) -> None:
         locate(model)
 
 
+@pytest.mark.parametrize("model", ["/nowhere", "/models/nowhere/"])
+def test_an_absolute_path_is_not_taken_for_a_name(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no name on a hub \(owner/model\); check the path or the name$"):
+        locate(model)
+
+
 def test_a_name_that_no_disk_takes_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"x{60}: cannot be looked for \(File name too long\); check the path"):
         locate("x" * 3000)
