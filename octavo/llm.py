@@ -36,6 +36,7 @@ from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.batches import Batches, ParamsLike
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.chat_tokenizer import ChatTokenizer
+from octavo.engine.listwise import list_prompt, list_scores, lists_of
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.vector_input import matched
 from octavo.engine.vector_output import array_of
@@ -268,11 +269,20 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Return how well pairs of texts match, `outputs.score`: one text with each of many, or each with its own.
 
-        A model for pairs gives its score, a late-interaction model MaxSim, and another the cosine of two vectors.
+        A model for pairs gives its score, a late-interaction model MaxSim, and another the cosine of two vectors; one
+        that ranks lists gets a text with all those of many in one prompt.
         Arguments are those of `encode`.
         """
         pairs = matched(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
         vectors = self.engine.input.vectors
+        if vectors.ranks_lists:
+            lists = lists_of(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
+            ranked = self.encode([list_prompt(self.engine.input, *each) for each in lists], *arguments, **keywords)
+            return [
+                ScoringRequestOutput.of(output, ScoringOutput(score))
+                for output, (_, documents) in zip(ranked, lists, strict=True)
+                for score in (list_scores(output.outputs.data) if output.error is None else [0.0] * len(documents))
+            ]
         if vectors.checked(None).task != "classify":
             each_once = list(dict.fromkeys(side for pair in pairs for side in enumerate(pair)))
             written = [vectors.writers()[side](text) for side, text in each_once]

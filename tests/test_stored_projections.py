@@ -15,6 +15,8 @@ from torch import Tensor
 
 from octavo.errors import CheckpointError, InvalidRequest
 from octavo.llm import LLM
+from octavo.server.decode import decode
+from octavo.server.schema.pairs import RerankRequest, ScoreRequest
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.vector_models import save
 from tests.models.test_encoders import TEXTS, hidden_of
@@ -23,6 +25,9 @@ QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
 LFM: dict[str, Any] = {"num_key_value_heads": 2, "block_ff_dim": 64, "layer_types": ["conv", "full_attention"]}
 JINA: dict[str, Any] = {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}
 """What the configs of Jina's releases have in the place of transformers' model type."""
+
+
+PAIRS = {"text_1": ["w3", "w4"], "text_2": ["w7", "w8"]}
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -97,7 +102,48 @@ def test_jinas_reranker_makes_vectors_of_documents_and_of_the_query_behind_them(
         np.testing.assert_allclose(output.outputs.data, want[[3, 6, 1, 7]].numpy(), rtol=1e-5, atol=1e-5)
         assert ids[[3, 6, 1, 7]].tolist() == [6, 6, 5, 5]
         with pytest.raises(InvalidRequest, match="made for token_embed; POST /pooling and LLM.encode return it"):
-            llm.score("w1", "w2")
+            llm.embed("w1")
+
+
+def test_jinas_reranker_compares_a_query_with_all_documents_in_one_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.config.projections._JINA_ROWS", (6, 5))
+    model = save(tmp_path, "Qwen3Model", **QWEN, max_position_embeddings=400)
+    first, second = torch.randn(32, 64) / 8, torch.randn(24, 32) / 8
+    edit_tensors(tmp_path, **{"projector.0.weight": first, "projector.2.weight": second})
+    edit_config(tmp_path, architectures=["JinaForRanking"])
+    texts = ["w7", "w8 </s> w9", "w8"]
+    with LLM(str(tmp_path), max_model_len=300) as llm:
+        tools = llm.engine.input
+        outputs = llm.score("w3 w4", texts)
+        (ids,) = {tuple(output.prompt_token_ids) for output in outputs}
+        places = [place for mark in (6, 5) for place in range(len(ids)) if ids[place] == mark]
+        assert len(places) == 4
+        assert tools.tokenizer.special_tokens["sep_token"] == "</s>"
+        assert tools.tokenizer.token_id("</s>") not in ids, "it is text in a text"
+        with pytest.raises(InvalidRequest, match="spells the mark"):
+            llm.score("w3", "w8 w2")
+        rows = (hidden_of(model, list(ids))[places] @ first.T).relu() @ second.T
+        want = torch.nn.functional.cosine_similarity(rows[-1], rows[:-1])
+        scores = [output.outputs.score for output in outputs]
+        torch.testing.assert_close(torch.tensor(scores), want, rtol=1e-4, atol=1e-5)
+        for text, count, kind in (({"query": "w3 w4", "documents": texts}, 1, RerankRequest), (PAIRS, 2, ScoreRequest)):
+            assert len(prompts := decode(json.dumps(text).encode(), kind).prompts(tools)) == count
+            if count == 1:
+                assert prompts[0].token_ids == list(ids)
+        assert [each.outputs.score for each in llm.score(PAIRS["text_1"], PAIRS["text_2"])] == [
+            llm.score(one, other)[0].outputs.score for one, other in zip(*PAIRS.values(), strict=True)
+        ]
+        (failed, _) = llm.score("w3", ["w4 " * 300, "w5"])
+        assert (failed.outputs, failed.error is None) == (None, False)
+        picture = {"content": [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]}
+        for body, said in (
+            ({"documents": ["w7"], "truncate_prompt_tokens": -1}, "would cut off documents"),
+            ({"documents": [picture]}, "reads text alone"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                decode(json.dumps({"query": "w3"} | body).encode(), RerankRequest).prompts(tools)
 
 
 def test_a_layer_may_be_in_one_of_several_files(tmp_path: Path) -> None:

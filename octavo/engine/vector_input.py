@@ -82,6 +82,11 @@ class VectorInput:
             return None
         return LatePrompts(self.config.late, self._tokenizer, self._ready.max_model_len)
 
+    @property
+    def ranks_lists(self) -> bool:
+        """Whether the model compares a query with all documents of one prompt (jina-reranker-v3)."""
+        return self.config is not None and bool(self.config.row_token_ids)
+
     def checked(self, task: str | None) -> PoolingConfig:
         """Return the config of a model that is made for a task; None is any. Raises InvalidRequest."""
         config = self.config

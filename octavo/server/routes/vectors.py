@@ -16,6 +16,7 @@ from starlette.responses import Response
 from octavo.config.pooling_config import PoolingConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import CLASSIFY, values_of
+from octavo.engine.listwise import list_scores
 from octavo.engine.vector_input import VectorInput
 from octavo.engine.vector_output import array_of
 from octavo.server.context import ServerContext
@@ -158,10 +159,13 @@ class _Done:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     def scores(self, num_queries: int) -> list[float]:
-        """Return the score of each pair: what the model made of it, or of the vectors of both."""
+        """Return the score of each pair: what the model made of it, or of the vectors of both. One prompt may have
+        several pairs."""
         if self.config.task == CLASSIFY:
             return [values_of(output.pooled)[0] for output in self.outputs]
         arrays = self.arrays()
+        if self.input.ranks_lists:
+            return [score for rows in arrays for score in list_scores(rows)]
         return [
             self.input.match(arrays[min(n, num_queries - 1)], arrays[num_queries + n], document.prompt_token_ids)
             for n, document in enumerate(self.outputs[num_queries:])

@@ -10,6 +10,7 @@ from octavo.core.pooling import CLASSIFY
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.engine.input_processor import InputProcessor
+from octavo.engine.listwise import list_prompt, lists_of
 from octavo.engine.media_pairs import Content, media_pair, media_prompt
 from octavo.engine.vector_input import matched
 from octavo.errors import InvalidRequest
@@ -105,6 +106,8 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
             for name, most in zip(self.names_of_sides, mosts, strict=True)
         ]
         pairs = matched(*sides)
+        if tools.vectors.ranks_lists:
+            return self._lists(tools, *sides)
         if makes_vectors:
             return [
                 write(content) if isinstance(content, str) else media_prompt(tools, content, field)
@@ -112,6 +115,20 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
                 for field, content in side
             ]
         return [self._pair(tools, *pair) for pair in pairs]
+
+    def _lists(self, tools: InputProcessor, *sides: list[tuple[str, Content]]) -> list[Prompt]:
+        if self.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens would cut off documents or the query; give max_tokens_per_doc and "
+                "max_tokens_per_query",
+                field="truncate_prompt_tokens",
+            )
+        for field, content in (*sides[0], *sides[1]):
+            if not isinstance(content, str):
+                raise InvalidRequest(f"{field} has images, and this model reads text alone; send text", field=field)
+            tools.check_text_length(content, field)
+        queries, documents = ([str(content) for _, content in side] for side in sides)
+        return [list_prompt(tools, query, own, self.instruction) for query, own in lists_of(queries, documents)]
 
     def _pair(self, tools: InputProcessor, query: tuple[str, Content], document: tuple[str, Content]) -> Prompt:
         (query_field, first), (document_field, second) = query, document

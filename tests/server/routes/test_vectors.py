@@ -12,6 +12,8 @@ import pytest
 
 from octavo.config.pooling_config import LateInteraction
 from octavo.config.schema import PoolingConfig
+from octavo.core.prompt import Prompt
+from octavo.server.schema import pairs
 from tests.server.conftest import Served
 from tests.server.raw import ask
 
@@ -226,6 +228,18 @@ def test_a_late_interaction_model_scores_by_maxsim_and_returns_rows(server: Serv
     assert [each["relevance_score"] for each in answer["results"]] == [99 * (98 + ord("q")), 97 * (98 + ord("q"))]
     refused = post(server, "/v1/embeddings", input="a")
     assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_task")
+
+
+def test_a_model_that_ranks_lists_gets_one_prompt_and_scores_each_document(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Prompt(token_ids=[97, 1, 98, 1, 99, 1, 2])  # the model's own is longer than the context of the fake
+    monkeypatch.setattr(pairs, "list_prompt", lambda *given: written)
+    server.llm.pooling = PoolingConfig(task="token_embed", size=1, row_token_ids=(1, 2))
+    server.llm.requests.clear()
+    answer = post(server, "/rerank", query="b", documents=["a", "c", "d"]).json
+    assert (len(server.llm.requests), sorted(each["index"] for each in answer["results"])) == (1, [0, 1, 2])
+    assert {each["relevance_score"] for each in answer["results"]} == {1.0}, "vectors of one number point one way"
 
 
 def test_classify_names_the_likeliest_label(server: Served) -> None:
