@@ -83,7 +83,7 @@ class AttentionBackend(Protocol):
 
     def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
         """Return the bytes that kernels take where each query sees up to `num_keys` vectors of its own; 0 where torch
-        computes, of which the operators know."""
+        computes, whose bytes the operators count."""
         ...
 
     def run(

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata(TokenRows):
-    """Where this step's tokens live in one cache group, and what is computed of it once."""
+    """Where this step's tokens live in one cache group, and what is derived from it once per step."""
 
     derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """What `once` has computed in this step, and what layers leave for later ones."""
@@ -158,7 +158,7 @@ class ModelInput:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing but what a step that is repeated without Python reads."""
+        """Whether all its fields that are set are among those that a step repeated without Python reads."""
         return all(map(is_, _others(self), _DEFAULTS))
 
     def products_of_tokens(self, tokens: Tensor) -> AbstractContextManager[None]:

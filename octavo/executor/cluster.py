@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Join(msgspec.Struct, frozen=True):
-    """What a machine asks for: to be rank number `index` of those on machine `node`."""
+    """The request of a process to be rank number `index` of those on machine `node`."""
 
     node: int
     index: int

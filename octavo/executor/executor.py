@@ -28,7 +28,7 @@ class Executor(Protocol):
         """True when a worker computes rows whose tokens it does not draw: the scheduler sends them with the steps."""
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Start a step, whose result is ready at once or later; here or there, what a worker raised is raised."""
+        """Start a step, whose result is ready at once or later; `submit` or the future raises what a worker raised."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make a named control call on every worker and return their values, one per rank.
@@ -52,7 +52,7 @@ Notify = Callable[[bytes], None]
 """Sends a note of the workers' half of a KV connector to the scheduler's half; from any thread."""
 
 Meet = Callable[[Callable[[], Any]], Any]
-"""Returns what a function returns that waits for other ranks."""
+"""Calls a function that waits for other ranks, and returns its result."""
 
 OpenWorker = Callable[["EngineConfig", int, Rendezvous | None, Notify | None, Meet | None], RankWorker]
 """Opens the worker of a rank: its configuration, its number, where the ranks meet, what sends its notes, what opens the

@@ -1,7 +1,7 @@
 """A rank other than 0 in a process of its own: `python -m octavo.executor.rank_process FD [HERE]`.
 
-The descriptor is that of the process that started this one, mostly the executor; HERE is what else a rank on another
-machine has, in JSON. The process ends with those to which it is connected, whatever it computes.
+The descriptor is that of the process that started this one, mostly the executor; HERE, in JSON, is a `Here`: what a
+rank on another machine needs besides. The process ends with those to which it is connected, whatever it computes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _KEY_TILE: Final = 32
 
 
 class SmallHeads(NamedTuple):
-    """What tokens choose by."""
+    """The small queries, weights and keys by which tokens choose."""
 
     queries: Tensor
     """[tokens, heads, size]"""

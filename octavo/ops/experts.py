@@ -39,7 +39,7 @@ class RouterRule:
     is_normalized: bool = False
     """The weights of a token are divided by their sum."""
     factor: float = 1.0
-    """What weights are multiplied with in the end."""
+    """The factor of the final weights."""
     num_groups: int = 1
     """Experts are in groups of neighbours, of which the best ones alone are chosen from."""
     groups_kept: int = 1
@@ -109,7 +109,7 @@ def _best(logits: Tensor, rule: RouterRule, bias: Tensor | None) -> tuple[Tensor
 
 
 def _near(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
-    """Return the same by the rule `softmax_near`."""
+    """Return the chosen experts and their scores, each [tokens, top_k], by the rule `softmax_near`."""
     left, chosen, weights = logits, [], []
     for _ in range(rule.top_k):
         best = left.sort(dim=-1, descending=True, stable=True).indices[:, :1]

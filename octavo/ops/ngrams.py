@@ -18,7 +18,7 @@ from octavo.ops.streams import PIECE, in_pieces, row_sums, sigmoid
 MOST_TOKENS: Final = 1 << 24
 """A state is float32, in which ids up to this one are exact."""
 _LEAST: Final = 1e-6
-"""What an agreement counts as at least, on either side of zero."""
+"""The smallest magnitude that is assumed for an agreement, on either side of zero."""
 
 
 def previous_tokens(ids: Tensor, count: int, stop: int, states: Tensor, metadata: TokenRows) -> Tensor:

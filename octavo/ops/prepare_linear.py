@@ -24,7 +24,7 @@ from octavo.ops.registry import Operator
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What is known of a weight before it is read: sizes and types."""
+    """Sizes and types of a weight, which are known before it is read."""
 
     outputs: int
     """Rows of the plain weight; of a gated one, gate and up together."""
@@ -51,7 +51,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
-        """Return the spec that `tensor` meets."""
+        """Return the shape and type of `tensor`."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     @property
@@ -107,7 +107,7 @@ class PreparedLinear(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds."""
+        """Bytes of memory that it holds."""
         return sum(tensor.nbytes for tensor in self._state.values())
 
 

@@ -270,9 +270,9 @@ class StateRow(NamedTuple):
     """A sequence of a step whose layers keep a state."""
 
     tokens: slice
-    """Those of the step."""
+    """The tokens of the step."""
     state: Tensor
-    """What it starts from."""
+    """The state from which it starts."""
     kept: list[tuple[int, int]]
     """The tokens, counted from the first of the row, after which the state is kept, and the blocks where."""
 

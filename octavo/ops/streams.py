@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo.ops.registry import Operator
 
 LEAST_SQUARE: Final = 1e-5
-"""What the mean square of a stream counts as at least where its size is adjusted."""
+"""The smallest mean square that is assumed for a stream when its size is adjusted."""
 PIECE: Final = 8
 """Tokens that are computed at a time on the host, where what they make then stays in the caches."""
 
@@ -96,7 +96,8 @@ def mean_stream(*parts: Tensor) -> Tensor:
 
 @in_pieces(1)
 def largest_gates(x: Tensor, deviations: float) -> Tensor:
-    """Return what x [tokens, dim] exceeds its row's mean and `deviations` standard deviations by, else 0."""
+    """Return x - (mean + `deviations` · standard deviation of its row) where that is positive, else 0; x is [tokens,
+    dim]."""
     wide, dim = x.float(), x.shape[1]
     mean = row_sums(wide) / dim
     deviation = torch.sqrt(row_sums((wide - mean) * (wide - mean)) / dim)

@@ -57,7 +57,7 @@ def _likeliest(
     logprobs: Tensor, rows: Tensor, values: Tensor, count: int
 ) -> tuple[list[int], list[list[int]], list[list[float]]]:
     """Return the rank of each of `values` [draws] in its row, and the `count` likeliest ids there with their values."""
-    # many draws may share a row (n > 1): it is looked at once
+    # many draws may share a row (n > 1), which is searched once
     distinct, place = torch.unique(rows, return_inverse=True)
     selected = logprobs if len(distinct) == len(logprobs) else logprobs[distinct]
     if len(distinct) == len(rows):

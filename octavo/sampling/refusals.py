@@ -14,7 +14,7 @@ from octavo.sampling.processors.penalties import asked_penalties
 def refusal(position: int, params: SamplingParams, model_largest: float, largest: float) -> RequestError | None:
     """Return the error of a row; None when a token can be drawn.
 
-    model_largest, largest: the row's largest logit before and after the processors; NaN where one is among them.
+    model_largest, largest: the row's largest logit before and after the processors; NaN where any logit is NaN.
     """
     if not math.isfinite(model_largest):
         return not_finite(position)

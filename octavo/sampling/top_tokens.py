@@ -33,7 +33,7 @@ class TopTokens:
 
 
 def num_top_tokens(vocab_size: int) -> int:
-    """Return how many likeliest tokens are looked at: few enough for one pass over the row to find them."""
+    """Return how many of the likeliest tokens are examined: few enough for one pass over the row to find them."""
     return min(vocab_size, 256, max(32, vocab_size // 64))
 
 

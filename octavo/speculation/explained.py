@@ -11,7 +11,7 @@ _SHOWN_RATES = (0.5, 0.7, 0.9)
 
 
 def speculation_facts(config: SpeculativeConfig) -> list[tuple[str, object]]:
-    """Return what the choice of the number of guesses begins with, and what it is for some loads."""
+    """Return the assumptions from which the number of guesses is chosen, and the number for some loads."""
     seconds = StepCosts(config.step_ms).seconds()
     unit = seconds[1]
     curve = ", ".join(f"{count}: {seconds[count] / unit:.2f}" for count in _SHOWN_TOKENS)

@@ -25,7 +25,7 @@ LEAST_GAIN: Final = 1.05
 """How much faster a step has to be with guesses than without: within less, a measurement says nothing."""
 _FORGETTING: Final = 0.95
 _PRIOR_TRIED, _PRIOR_RIGHT = 2.0, 1.2
-"""What is believed of guesses of a kind before any was compared."""
+"""The assumed counts of a kind of guesses before any was compared: tried, and right."""
 _SHARED_WEIGHT: Final = 4.0
 """Guesses that count for a sequence before its own: those of others of the same kind."""
 _FORGETTING_PLACES: Final = 0.99
@@ -47,10 +47,10 @@ class StepCosts:
             beyond = np.maximum(1.0, self._counts / tokens[-1])
             self._assumed = np.interp(self._counts, tokens, times) / 1e3 * beyond
         self._measured: dict[int, tuple[float, int]] = {}
-        """By tokens: seconds, and the number of the note that measured them last."""
+        """For each number of tokens: the seconds, and the number of the last note that measured them."""
         self._num_notes = 0
         self._num_cold: dict[int, int] = {}
-        """By tokens: how many first steps were left out."""
+        """For each number of tokens: how many first steps were left out."""
         self._seconds: NDArray[np.float64] | None = None
 
     def note(self, num_tokens: int, seconds: float, *, num_alike: int = 0) -> None:
@@ -105,7 +105,7 @@ def step_tokens(
 
 
 def bucket(num_tokens: int) -> int:
-    """Return a number of tokens near this one of which there are few: sixteen from one power of two to the next."""
+    """Return this number of tokens rounded to one of sixteen sizes per power of two."""
     unit = 1 << max(0, num_tokens.bit_length() - 5)
     return min(MOST_TOKENS, unit * round(num_tokens / unit))
 
@@ -129,7 +129,7 @@ class Tally:
         self.right = self.right * _FORGETTING + num_right
 
     def fade(self) -> None:
-        """Let what was counted weigh less."""
+        """Reduce the weight of earlier counts."""
         self.tried, self.right = self.tried * _FORGETTING_PLACES, self.right * _FORGETTING_PLACES
 
 
@@ -139,7 +139,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._tallies: dict[Hashable, Tally] = {}
         self._places: dict[Hashable, list[Tally]] = {}
-        """By kind: guesses by their place behind the known tokens."""
+        """For each kind: the tallies of guesses by their place behind the known tokens."""
 
     def note(self, kind: Hashable, own: Tally, num_tried: int, num_right: int) -> None:
         """Count guesses of a kind for all sequences, and for the one that they were made for."""
@@ -170,7 +170,7 @@ class Acceptance:
         return np.minimum(found * factor, 1.0)
 
     def probability(self, kind: Hashable, own: Tally) -> float:
-        """Return it for a guess of this kind for a sequence."""
+        """Return the probability that a guess of this kind for a sequence is right."""
         shared = self._tally(kind)
         return (own.right + _SHARED_WEIGHT * shared.right / shared.tried) / (own.tried + _SHARED_WEIGHT)
 

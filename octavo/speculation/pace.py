@@ -15,7 +15,7 @@ _SHARE: Final = 0.0025
 """Share of the time of steps that searches take where they bring nothing. What they push out of the processor's caches
 takes about as long again."""
 _BESIDE_S: Final = 2e-5
-"""What a step with a search takes longer elsewhere on the host."""
+"""The extra seconds that a step with a search takes elsewhere on the host."""
 _LONGEST_PAUSE: Final = 64
 """Steps from one search to the next, at most."""
 
@@ -30,9 +30,9 @@ class SearchPace:
         self._credit = _MOST_CREDIT
         self._search_s: float | None = None
         self.spent_s = 0.0
-        """What the present search has taken so far."""
+        """Seconds that the present search has taken so far."""
         self.num_left = 0
-        """Steps that are not searched from now on."""
+        """How many of the next steps are not searched."""
 
     @property
     def search_s(self) -> float:

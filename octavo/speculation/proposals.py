@@ -24,7 +24,7 @@ _NEED_OF_PROBES, _NEED_OF_BEGINNINGS = 0.75, 0.5
 _STEPS_PER_CHOICE: Final = 8
 """Steps for which a choice stays, while as many sequences run."""
 _STEPS_PER_STREAK: Final = 12
-"""Steps without guesses that are measured while guesses pay: else nothing says any more what they take."""
+"""Steps without guesses that are measured in a row while guesses pay, so that their time stays known."""
 _FIRST_STREAK, _MOST_BETWEEN_STREAKS = 16, 512
 """Steps with guesses before the first streak, and at most from one to the next, where they double each time."""
 _STEPS_WITHOUT: Final = 32

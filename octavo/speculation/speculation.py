@@ -54,7 +54,7 @@ class Drafting:
         self.history, self.own = history, own
         self.guess: Guess | None = None
         self.given: dict[str, Guess] = {}
-        """By kind: guesses that came back with the last results."""
+        """For each kind: the guess that came back with the last results."""
 
     def fork(self) -> Drafting:
         return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
@@ -203,7 +203,7 @@ class Speculation:
         return state
 
     def _compare(self, state: Drafting, sequence: Sequence) -> None:
-        """Learn from the last guess what is known by now."""
+        """Compare the last guess with the tokens that are known by now, and count which were right."""
         guess, state.guess = state.guess, None
         if guess is None:
             return

@@ -27,7 +27,7 @@ class _MaskDrafter(Drafter):
         return min(span.num_guesses, self._most, self._max_num_tokens - 1, self._max_positions - span.num_known)
 
     def _mask(self, spans: Sequence[Span], counts: Sequence[int]) -> None:
-        """Let so many masks follow the known tokens of each span."""
+        """Append so many masks to the known tokens of each span."""
         for span, count in zip(spans, counts, strict=True):
             positions = [*range(span.num_known, span.num_known + count)]
             if positions:
@@ -108,7 +108,7 @@ class ParallelDrafter(_MaskDrafter):
         for spans, counts in self._parts(active):
             others = [count - 1 for count in counts]
             self._mask(spans, others)
-            # a head stands a token before what it reads
+            # a head's position is one token before the token that it reads
             starts = [span.num_known - self._is_head for span in spans]
             both = zip(spans, starts, others, strict=True)
             rows = [span.row(start, start + count) for span, start, count in both if count]

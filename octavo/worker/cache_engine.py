@@ -100,13 +100,13 @@ class CacheEngine:
 
     def _swap(self, ops: BlockOps) -> float:
         outs, ins = self._by_group(ops.swap_outs), self._by_group(ops.swap_ins)
-        hosts = {group: self._host_tier(group) for group, _ in outs + ins}  # making them is no part of moving
+        hosts = {group: self._host_tier(group) for group, _ in outs + ins}  # making the tiers does not count as moving
         began = time.perf_counter()
         for group, copies in outs:
             self._device.copy_blocks(self._tiers[group], hosts[group], copies)
         for group, copies in ins:
             self._device.copy_blocks(hosts[group], self._tiers[group], copies)
-        # what is launched takes time that is not known here
+        # the copies are only launched here: how long they take is not known
         return 0.0 if self._device.launches_beside_host else time.perf_counter() - began
 
     def _by_group(self, copies: Sequence[BlockCopy]) -> list[tuple[int, Sequence[BlockCopy]]]:

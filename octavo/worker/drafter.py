@@ -110,7 +110,7 @@ class Drafter:
         """Blocks that sequences have left, in which this model has not written all of their tokens."""
 
     def note_ended(self, state: SequenceState) -> None:
-        """Note the blocks that a sequence leaves and that were computed while no guesses were wanted: others may find
+        """Note the blocks of an ended sequence that were computed while no guesses were wanted: others may find
         them."""
         if state.num_drafted is not None:
             self._note_lacking(state, state.num_drafted, state.num_tokens)
@@ -244,11 +244,11 @@ class Drafter:
         return guesses
 
     def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:
-        """Return what logits of guess number `count` are made of, [spans, width]."""
+        """Return the features [spans, width] from which the logits of guess number `count` are computed."""
         return hidden
 
     def _logits_of(self, count: int) -> Callable[[Tensor], Tensor]:
-        """Return what makes logits of rows of `_features`."""
+        """Return the function that computes logits from rows of `_features`."""
         return self._model.compute_logits
 
     def _behind(

@@ -30,7 +30,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: EngineConfig) -> Self:
-        """Return that of this process and of the model at its path. Raises CheckpointError."""
+        """Return the identity of this process and of the model at its path. Raises CheckpointError."""
         from octavo import __version__
 
         module, levels = native_build()

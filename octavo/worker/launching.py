@@ -153,7 +153,7 @@ class LaunchingRunner(ModelRunner):
         for found, result in zip(wanted, results, strict=True):
             samples[found.place] = result
             state = rows[found.place].state
-            if result.tokens and self.sequences.has(state):  # else its line may be another's by now
+            if result.tokens and self.sequences.has(state):  # otherwise another sequence may have its line by now
                 self._store.note([state.line], [found.row.position], [result.tokens[0].token_id])
         return [output_of(row, samples.get(place), None) for place, row in enumerate(rows)]
 
@@ -163,7 +163,7 @@ class LaunchingRunner(ModelRunner):
             future, collect = self._launched.popleft()
             try:
                 future.set_result(collect())
-            except Exception as error:  # whoever waits for this step, now or later, gets it
+            except Exception as error:  # the caller that waits for this step gets the error
                 future.set_exception(error)
             if until is None:
                 future.result()

@@ -135,8 +135,8 @@ class RankParts:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a value is compared by: of a config of transformers its values, as those of layers that differ cannot
-    be read by one name."""
+    """Return the form in which a value is compared: for a config of transformers its values, because those of layers
+    that differ cannot be read by one name."""
     return value.to_dict() if hasattr(value, "to_dict") else value
 
 

@@ -49,8 +49,8 @@ def place_of(config: EngineConfig, rank: int) -> Mesh:
 def proving_parts(device: Device) -> tuple[Ops, Callable[[int], AttentionBackend]]:
     """Return the operators with which `DecoderStack.proof` computes, and what makes a backend for a size of heads.
 
-    They are the device's where its tensors are in the memory of the host, as those of the proof are, and elsewhere the
-    reference's: what is proved is how a class was taken apart.
+    They are the device's where its tensors are in host memory, as those of the proof are, and else the reference's: the
+    proof is about how a class was taken apart, not about operators.
     """
     if device.torch_device.type != "cpu":
         return bind(), lambda _: ReferenceBackend()

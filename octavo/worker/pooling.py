@@ -116,7 +116,8 @@ class Pooler:
         return stacked.amax(0) if self._config.sparse == "max" else stacked.sum(0)
 
     def _picked(self, hidden: Tensor, task: str | None) -> Tensor:
-        """Return float32 [tokens, hidden] of a task with a row for each token, else what is made of them, [size]."""
+        """Return the float32 rows [tokens, hidden] for a task with a row for each token, else the pooled vector
+        [size]."""
         x = hidden.float()
         return x if task in TOKEN_TASKS else torch.cat([_MODES[mode](x) for mode in self._config.modes])
 
@@ -134,7 +135,7 @@ class Pooler:
 
 
 class _Dense(NamedTuple):
-    """A dense module: the float32 weight [outputs, inputs], the bias [outputs], and what is computed of the sum."""
+    """A dense module: the float32 weight [outputs, inputs], the bias [outputs], and the activation."""
 
     weight: Tensor
     bias: Tensor | None

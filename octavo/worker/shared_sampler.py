@@ -85,7 +85,7 @@ class SharedSampler:
         if len(found) == len(rows):
             return [found[place] for place in range(len(rows))]
         rest = [place for place in range(len(rows)) if place not in found]
-        # a greedy row that is left is no row of numbers
+        # a greedy row that is left has logits that are not numbers
         counts = [0 if rows[place].sequence.params.is_greedy else counts[place] for place in rest]
         left = logits[rest] if found else logits
         found.update(zip(rest, self._draw(left, [rows[place] for place in rest], counts), strict=True))
@@ -118,7 +118,7 @@ class SharedSampler:
     def _likeliest(self, logits: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> dict[int, RowSamples]:
         """Return by place what greedy rows draw, the same on every rank: the first of the largest logits.
 
-        Rows are left out, the same on every rank, where a share is no row of numbers.
+        Rows are left out, the same on every rank, where a share has logits that are not numbers.
         """
         length, wanted = self._share.length, [rows[place] for place in places]
         own = [(0.0, -math.inf)] * len(places)
@@ -161,7 +161,7 @@ class SharedSampler:
         ]
 
     def _num_candidates(self, sequence: SampledSequence) -> int:
-        """Return from how many tokens the sequence draws at most; 0 where all logits are needed."""
+        """Return the most tokens from which the sequence draws; 0 where all logits are needed."""
         count = self._counts.get(sequence)
         if count is None:
             params = sequence.params
@@ -242,7 +242,7 @@ class _Candidates(NamedTuple):
 
 
 def _most_drawn(params: SamplingParams) -> int:
-    """Return from how many tokens of unchanged logits a row draws at most; 0 for all, or too many."""
+    """Return the most tokens from which a row of unchanged logits draws; 0 for all, or too many."""
     if params.is_greedy:
         return 1
     return params.top_k if 0 < params.top_k <= _MOST_CANDIDATES else 0

@@ -1,4 +1,4 @@
-"""Tokens of a step that see other tokens than those before them, as rows of attention of their own."""
+"""Attention rows of their own for tokens that see other tokens than those before them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class WholeSteps:
             state.num_tokens += 1
         del lines[len(rows) :], positions[len(rows) :]
         read = self._sampler.read(told[: len(rows)], states, positions)
-        self._mesh.watch()  # a graph has launched the gather, which its group knows nothing of
+        self._mesh.watch()  # a graph has launched the gather, of which its group knows nothing
         return lambda: self._results(rows, states, lines, positions, read())
 
     def _results(

@@ -165,7 +165,7 @@ class Worker:
 
     @cached_property
     def _transfer(self) -> RankTransfer:
-        """The rank's half of a connector, made when it is first used."""
+        """The rank's half of the KV connector, made when it is first used."""
         from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
@@ -218,7 +218,7 @@ class Worker:
         }
 
     def open_tiers(self) -> list[TierFolder]:
-        """Open where this rank keeps blocks outside the cache. Raises ConfigError for a folder that cannot be used."""
+        """Open the tiers of this rank outside the cache. Raises ConfigError for a folder that cannot be used."""
         return self._transfer.tiers.folders
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -252,7 +252,7 @@ class Worker:
         too little memory.
         """
         self._max_model_len = max_model_len
-        if self._device.launches_beside_host:  # which takes seconds, beside the weights
+        if self._device.launches_beside_host:  # it takes seconds, and runs while the weights load
             no_blocks = [0] * len(num_host_blocks)
             arenas = self._arenas(self.plan.cache.with_blocks(no_blocks, num_host_blocks))
             self._swap_space = begin_swap_space(arenas, self._device)

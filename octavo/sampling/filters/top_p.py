@@ -15,13 +15,13 @@ _BIN_SHIFT = 20
 _NUM_BINS = 1 << (31 - _BIN_SHIFT)
 
 HISTOGRAM_BYTES = 4 * 8 * _NUM_BINS
-"""What the histogram of one row takes, with its running sums."""
+"""Bytes of the histogram of one row, with its running sums."""
 
 
 class TopP:
     """Keeps the smallest set of likeliest tokens whose mass reaches `top_p`, and those that tie with the last of them.
 
-    The mass is counted of what the filters before it have left.
+    The mass is that of the tokens which the filters before it have kept.
     """
 
     name = "top_p"

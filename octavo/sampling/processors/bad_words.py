@@ -21,7 +21,7 @@ class BadWords(BarringProcessor):
     def barred(row: SamplingRow) -> Sequence[int]:
         words = [word for word in row.sequence.bad_words_token_ids if word]
         longest = max((len(word) for word in words), default=1)
-        # what the prompt says is not ours to bar: a word counts from its first token in the output
+        # tokens of the prompt do not count as the beginning of a bad word
         first = max(row.sequence.num_prompt_tokens, row.position - longest + 1)
         tail = row.tokens[first:].tolist()
         return [word[-1] for word in words if _ends_with(tail, word[:-1])]

@@ -16,7 +16,8 @@ from octavo.kv_transfer.messages import PeerRank
 from octavo.worker.transfer.block_io import BlockIO, Place
 
 PIECE_BYTES: Final = 1 << 20
-"""Most bytes of a piece, unless one block of a layer has more. They stay in a processor's cache until they are sent."""
+"""Most bytes of a piece, unless one block of a layer has more. A piece of this size stays in a processor's cache until
+it is sent."""
 
 Range = tuple[int, int]
 """First and end."""
@@ -48,12 +49,12 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
     checksum: int = 0
 
     def checksum_of(self, content: Tensor) -> int:
-        """Return the checksum that belongs to a content."""
+        """Return the checksum of this piece with this content."""
         head = msgspec.msgpack.encode(msgspec.structs.replace(self, checksum=0))
         return zlib.crc32(content.view(-1).numpy().data, zlib.crc32(head))
 
     def signed(self, content: Tensor) -> Piece:
-        """Return the piece with the checksum that belongs to a content."""
+        """Return the piece with the checksum of this content."""
         return msgspec.structs.replace(self, checksum=self.checksum_of(content))
 
 

@@ -62,7 +62,7 @@ class RankTransfer:
         self._sender: Sender | None = None
         self._secret: bytes | None = None
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._fetches: set[RankFetch] = set()
         self._ending: set[bytes] = set()
         """Transfers that end with their fetches."""
