@@ -167,7 +167,9 @@ def _read(c: Checkpoint, read: Callable[..., Any], stated: Any) -> Any:
 def _key(c: Checkpoint, top_k: Any) -> str:
     """Return the key of the config that has the experts of a token."""
     if isinstance(top_k, tuple):
-        return top_k[0] if top_k[0] in c.values else _key(c, top_k[1])
+        key, default = top_k
+        is_other = isinstance(default, str | tuple) and c.values.get(key) is None
+        return _key(c, default) if is_other else str(key)
     return top_k if isinstance(top_k, str) else "num_experts_per_tok"
 
 

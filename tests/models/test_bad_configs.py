@@ -128,6 +128,11 @@ def load(path: Path) -> None:
             {"moe_num_shared_experts": -3},
             "moe_num_shared_experts is -3, expected an integer",
         ),
+        (
+            "ernie4_5_moe",
+            {"moe_k": None, "num_experts_per_tok": 99},
+            "num_experts_per_tok is 99, expected at most the experts that are chosen from",
+        ),
         ("granitemoeshared", {"shared_intermediate_size": -5}, "shared_intermediate_size is -5, expected an integer"),
         ("gptj", {"rotary_dim": 100}, "rotary_dim is 100, expected at most the 8 elements of a head"),
         ("gte", {"type_vocab_size": -1}, "type_vocab_size is -1, expected an integer of at least 0"),
