@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.config.image_fits import num_queries
 from octavo.config.section import Section
+from octavo.errors import InvalidRequest
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.image_writer import Arrays, Context, ImageWriter, first_positive
 from octavo.multimodal.tiled_prompts import (
@@ -122,6 +123,13 @@ def _gemma3n(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 def _gemma4(context: Context, token: int, arrays: Arrays) -> list[int]:
     begin, end = (context.config.positive(key) for key in ("boi_token_id", "eoi_token_id"))
+    key, side = "position_embedding_size", 1 + int(arrays["image_position_ids"].max())
+    if side > (most := context.vision.positive(key, 10_240)):
+        raise InvalidRequest(
+            f"an image of the prompt has {side:,} patches on a side, more than {key}, which is {most:,}; "
+            "cut it, or pad it to a shape nearer to a square",
+            field="multi_modal_data",
+        )
     return [begin, *[token] * int(arrays["num_soft_tokens_per_image"][0]), end]
 
 

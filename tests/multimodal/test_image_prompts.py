@@ -128,3 +128,12 @@ def test_a_person_may_set_how_large_images_are(family: str, tmp_path: Path) -> N
     assert num_vectors() > num_vectors(max_pixels=56 * 56) >= 1
     with pytest.raises(ConfigError, match="mm_processor_kwargs has max_patches, which .* does not have; leave it out"):
         num_vectors(max_patches=2)
+
+
+def test_an_image_with_more_patches_on_a_side_than_gemma_4_has_positions_for_is_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("gemma4", tmp_path))
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    reader = ImagePrompts(checkpoint, settings, encode, {"image": 1, "video": 0})
+    with pytest.raises(InvalidRequest, match="162 patches on a side, .* position_embedding_size, which is 64; cut"):
+        reader.expand([50, reader.marker, 51], {"image": image(0, 7, 300)})
