@@ -214,7 +214,7 @@ def _changed(args: EngineArgs) -> dict[str, Any]:
 
 
 OTHER = "everything else"
-"""The time in no part: the loops around them, from the begin of one step to the begin of the next."""
+"""The time outside all parts: the loops around them, from the start of one step to the start of the next."""
 
 
 def medians_us(steps: Sequence[StepTimes], num_seqs: int) -> dict[str, dict[str, float]]:
@@ -223,7 +223,7 @@ def medians_us(steps: Sequence[StepTimes], num_seqs: int) -> dict[str, dict[str,
     Medians over the plain decode steps of `num_seqs` sequences that another step follows at once.
     """
     rows: dict[str, list[PartTime]] = {name: [] for name in [*PARTS, OTHER, "step"]}
-    # the end of a step is the begin of the next one; after the last of a run it is not known
+    # a step ends where the next one starts; the end of the last one of a run is not known
     for step, following in pairwise(steps):
         if not is_plain_decode(step, num_seqs) or not following.planned:
             continue

@@ -53,8 +53,8 @@ def explain(*, given: Given) -> None:
 
 
 def render_operators(choices: Sequence[tuple[str, str, str]]) -> str:
-    """Return what was chosen and why: (name, choice, reason) a row, but for several names with one choice and reason,
-    which are listed below the others."""
+    """Return a table of rows (name, choice, reason); where many share choice and reason, their names are listed below
+    it."""
     shared: dict[tuple[str, str], list[str]] = {}
     for name, choice, because in choices:
         shared.setdefault((choice, because), []).append(name)
@@ -68,7 +68,7 @@ def render_operators(choices: Sequence[tuple[str, str, str]]) -> str:
 
 
 def check_files(model: ModelConfig, plans: list[MemoryPlan], max_num_batched_tokens: int) -> None:
-    """Raise what a start would of the tokenizer, the chat template, the context length and what encoders read. Raises
+    """Check the tokenizer, the chat template, the context length and the inputs of encoders as a start would. Raises
     CheckpointError or ConfigError."""
     from octavo.engine.core_start import encoder_examples, fitting_max_model_len
     from octavo.engine.input_turns import open_compiled

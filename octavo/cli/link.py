@@ -1,4 +1,4 @@
-"""What `octavo serve --role` and `octavo proxy` share: the secret, and what an end of a link is."""
+"""Code that `octavo serve --role` and `octavo proxy` share: the secret, and the hello of each end of a link."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
 
 
 def hello_of(model: ModelConfig, role: str | None = None) -> LinkHello:
-    """Return what a front is, or a core with a role."""
+    """Return the `LinkHello` of a front, or of a core with a role."""
     digest = model_digest(Checkpoint.of(model), with_weights=False)
     return LinkHello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)

@@ -42,7 +42,7 @@ _POSITIONAL = {
     "quantize": "MODEL OUTPUT",
     **dict.fromkeys(("chat", "serve", "proxy", "explain"), "[MODEL]"),
 }
-"""What the line `Usage` of a command names; cyclopts calls what may be left out [ARGS]."""
+"""The positional arguments in the line `Usage` of a command; cyclopts writes [ARGS] for optional ones."""
 
 BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
@@ -57,7 +57,7 @@ BENCHMARKS = (
 _FIELD: Final = re.compile(r"--[a-z_-]+\.")
 """The flag of one field of an object, as in `--speculative-config.method`."""
 _NO_CORE: Final = re.compile(r"-h|--help|--version|--role(=.*)?")
-"""Words behind `octavo serve` with which it starts no process for its core."""
+"""Words after `octavo serve` that need no process for its core."""
 
 
 def build_app(core: SpawnedCore | None = None) -> App:
@@ -209,13 +209,13 @@ _ELSEWHERE = {
         ("--source", "--model", "--output"), "model and directory come without flags: octavo quantize MODEL OUTPUT"
     ),
 }
-"""By command: options that it had, or that one may look for in it, and where they are."""
+"""For each command: options that it had, or that users may expect there, and where they are."""
 _OF_CLIENTS = dict.fromkeys(
     ("--port", "--host"), "the server is named by its address: --url http://127.0.0.1:8000, the default"
 )
 _ELSEWHERE |= {"top": _OF_CLIENTS, "chat": _OF_CLIENTS}
 _ALSO_CALLED = {"--num-requests": "--num-prompts", "--num-prompts": "--num-requests"}
-"""Options of benchmarks by the names that others of them have."""
+"""Options of benchmarks, by the names that other benchmarks have for them."""
 
 
 def _unknown_option(error: UnknownOptionError) -> str:

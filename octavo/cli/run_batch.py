@@ -33,7 +33,7 @@ _MOST_OPEN_BYTES: Final = 256 << 20
 """Most bytes of these lines together."""
 _OF_SOUNDS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _MOST_SOUNDS: Final = 8
-"""Sounds of lines that are read and written down at once."""
+"""How many sounds of lines are read and transcribed at once."""
 
 
 class _Line(msgspec.Struct):
@@ -52,7 +52,7 @@ class _Response(msgspec.Struct):
 
 
 class _Outcome(msgspec.Struct):
-    """What a line of the output says about success."""
+    """The fields of an output line that tell success from failure."""
 
     response: _Response | None = None
 
@@ -86,7 +86,7 @@ async def _run(args: EngineArgs, source: Path, target: Path) -> None:
 
 
 async def write_results(app: App, source: Path, target: Path) -> None:
-    """Write a result for each line of `source`. What is not complete stands in a file of its own beside `target`."""
+    """Write a result for each line of `source`. Incomplete results are in a file of their own beside `target`."""
     partial = target.with_name(f"{target.name}.partial")
     num_done = _keep_complete_lines(partial)
     results: deque[tuple[int, asyncio.Task[bytes]]] = deque()

@@ -1,4 +1,4 @@
-"""What commands share that load a model into this process: messages, settings, and a request with a streamed text."""
+"""Code shared by commands that load a model into this process: messages, settings, and a request with streamed text."""
 
 from __future__ import annotations
 

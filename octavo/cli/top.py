@@ -34,9 +34,9 @@ class TopOptions(Arguments, heading="Server"):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What one replica does, or all of them. Rates and the hit rate are of the last interval (None: no lookups).
+    """The load of one replica, or of all of them. Rates and the hit rate are of the last interval (None: no lookups).
 
-    num_paused, num_sleeping: replicas whose requests a pause, or a sleep, holds back.
+    num_paused, num_sleeping: replicas that are paused, or asleep.
     """
 
     replica: str
