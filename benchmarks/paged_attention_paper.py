@@ -144,7 +144,7 @@ def paged_shares(requests: Sequence[TraceRequest], block_size: int = BLOCK_SIZE)
 
     def after_step() -> None:
         nonlocal num_steps, tokens, given, running
-        if replica.num_waiting:
+        if replica.sample(0.0).num_waiting:
             num_steps += 1
             tokens += sum(sequence.num_computed_tokens for group in scheduler.running for sequence in group.live)
             given += scheduler.block_manager.num_used_blocks * block_size
@@ -172,7 +172,7 @@ def _saving(
 
     def after_step() -> None:
         nonlocal shared, total
-        if with_queue and not replica.num_waiting:
+        if with_queue and not replica.sample(0.0).num_waiting:
             return
         entries = sum(
             len(manager.block_ids(sequence)[0])

@@ -17,7 +17,7 @@ from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.media import MediaInput, views_of
-from octavo.core.outputs import FIRST_WEIGHT_VERSION, RequestError, RequestMetrics
+from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.pooling import PooledPrompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.resume import ResumedSequence
@@ -160,7 +160,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     prompt was in the prefix cache, empty when nothing more could be.
     num_fetched_tokens: of the prompt, those whose KV came from another engine or a tier, beside the cached ones.
     pooled: the values of the vector, float32.
-    weight_version: the label of the weights that drew its tokens.
+    weight_version: the label of the weights that drew its tokens; None before a label is given.
     """
 
     request_id: str
@@ -173,7 +173,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     error: RequestError | None = None
     metrics: RequestMetrics | None = None
     pooled: bytes | None = None
-    weight_version: str = FIRST_WEIGHT_VERSION
+    weight_version: str | None = None
 
     @classmethod
     def failed(cls, request_id: str, error: RequestError, metrics: RequestMetrics | None = None) -> EngineCoreOutput:

@@ -10,6 +10,7 @@ import msgspec
 from octavo.errors import InvalidRequest
 
 FIRST_WEIGHT_VERSION: Final = "default"
+"""The label of weights that were given none, as in vLLM."""
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +43,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
         without logprobs.
     cumulative_logprob: the sum for the drawn tokens. None where the request needs none: without logprobs, a best_of
         above n, or beams.
-    weight_versions: which weights drew which of all its tokens, once it has ended.
+    weight_versions: which weights drew which of all its tokens, once it has ended; None without a label of weights.
     """
 
     index: int

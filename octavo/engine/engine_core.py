@@ -258,7 +258,8 @@ class EngineCore:
     def _take_oldest(self) -> list[EngineCoreOutput]:
         result = self._in_flight.popleft().result()
         result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-        return self.version.mark((self._timed or self.scheduler).update(result, self.clock()))
+        outputs = (self._timed or self.scheduler).update(result, self.clock())
+        return outputs if self.version.label is None else self.version.mark(outputs)
 
     def finish_steps(self) -> None:
         """Wait for the steps in flight; the next step returns their outputs."""
@@ -339,7 +340,7 @@ class EngineCore:
             "check_weights": self.sleep.check_weights,
             "update_weights": self.sleep.update_weights,
             "set_weight_version": self.version.set,
-            "get_weight_version": lambda: self.version.label,
+            "get_weight_version": self.version.get,
             "is_paused": lambda: self.pause.is_on,
             "pause": self.pause.begin,
             "pause_is_complete": self.pause.is_complete,

@@ -36,10 +36,10 @@ class OpenSequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def take(self, delta: SequenceDelta, weight_version: str = FIRST_WEIGHT_VERSION) -> None:
+    def take(self, delta: SequenceDelta, weight_version: str | None = None) -> None:
         """Add tokens up to the one that ends the sequence; later ones are dropped."""
-        if delta.token_ids and not self.finished and (not self._versions or self._versions[-1][0] != weight_version):
-            self._versions.append((weight_version, len(self.token_ids) - self._first[0]))
+        if weight_version is not None and delta.token_ids and not self.finished:
+            self._note_version(weight_version)
         last = len(delta.token_ids) - 1
         for number, token_id in enumerate(delta.token_ids):
             if self.finished:
@@ -121,8 +121,15 @@ class OpenSequence:
             text_offsets=None if self._text_offsets is None else self._text_offsets[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
-            weight_versions=self._weight_versions() if self.finished else None,
+            weight_versions=self._weight_versions() if self._versions and self.finished else None,
         )
+
+    def _note_version(self, label: str) -> None:
+        start = len(self.token_ids) - self._first[0]
+        if not self._versions and start:  # tokens from before the first label
+            self._versions.append((FIRST_WEIGHT_VERSION, 0))
+        if not self._versions or self._versions[-1][0] != label:
+            self._versions.append((label, start))
 
     def _weight_versions(self) -> list[WeightVersionSpan]:
         ends = [start for _, start in self._versions[1:]] + [len(self.token_ids) - self._first[0]]

@@ -101,8 +101,11 @@ class WeightVersion:
     """The label that a trainer gave the weights of a core."""
 
     def __init__(self, finish_steps: Callable[[], None]) -> None:
-        self.label = FIRST_WEIGHT_VERSION
+        self.label: str | None = None
         self._finish_steps = finish_steps
+
+    def get(self) -> str:
+        return self.label or FIRST_WEIGHT_VERSION
 
     def set(self, label: str) -> None:
         """Label the tokens drawn from now on; steps in flight keep the previous label."""

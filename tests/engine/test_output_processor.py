@@ -133,13 +133,20 @@ def test_log_probabilities_of_a_final_output_are_arrays_until_they_are_read(toke
 def test_an_output_tells_at_its_end_which_weights_drew_which_tokens(tokenizer: Tokenizer, kind: OutputKind) -> None:
     opened = OutputProcessor(tokenizer).add(make_request("p", output_kind=kind, stop="e"), None)
     found: list[Any] = []
-    for version, token_ids in (("1", b"ab"), ("1", b""), ("2", b"c"), ("1", b"d"), ("3", b"efg")):
+    for version, token_ids in ((None, b"ab"), ("1", b""), ("2", b"c"), ("1", b"d"), ("3", b"efg")):
         delta = SequenceDelta(index=0, token_ids=list(token_ids), logprobs=[])
         opened.take(EngineCoreOutput(request_id="r", deltas=[delta], finished=False, weight_version=version))
         output = opened.output()
         found += [] if output is None else [each.weight_versions for each in output.outputs]
-    assert found.pop() == [WeightVersionSpan(*each) for each in (("1", 0, 2), ("2", 2, 3), ("1", 3, 4), ("3", 4, 5))]
+    spans = (("default", 0, 2), ("2", 2, 3), ("1", 3, 4), ("3", 4, 5))
+    assert found.pop() == [WeightVersionSpan(*each) for each in spans]
     assert not any(found), "before the end it is not known"
+
+
+def test_outputs_of_weights_without_a_label_name_none(tokenizer: Tokenizer) -> None:
+    sequence = OpenSequence(0, make_request("p"), tokenizer)
+    sequence.take(SequenceDelta(index=0, token_ids=[99], logprobs=[], finish_reason="length"))
+    assert sequence.whole().weight_versions is None
 
 
 def test_spans_of_a_resumed_request_begin_behind_what_others_have_delivered(tokenizer: Tokenizer) -> None:

@@ -68,14 +68,14 @@ class WeightInfo(Struct, frozen=True):
 
 
 async def label_weights(context: ServerContext, request: Request) -> WeightsLabelled:
-    """Label the weights in use. Raises InvalidRequest."""
+    """Give the weights in use a label. Raises InvalidRequest."""
     asked = await read_json(request, WeightVersionRequest)
     await context.llm.update_weight_version(asked.new_version)
     return WeightsLabelled(asked.new_version)
 
 
 async def finish_update(context: ServerContext, request: Request) -> WeightsUpdated:
-    """Label the weights of an update, which has ended before. Raises InvalidRequest."""
+    """Give the weights of an update a label; it has ended before. Raises InvalidRequest."""
     asked = await read_optional_json(request, FinishedUpdateRequest)
     await context.llm.finish_weight_update(asked.weight_version)
     return WeightsUpdated("Weight update finished")
