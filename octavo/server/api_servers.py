@@ -1,4 +1,4 @@
-"""Several API servers in front of the same engine cores: their processes, from the first to the last.
+"""Starts, supervises and ends the processes of several API servers in front of the same engine cores.
 
 The first process is the hub between them and the cores (`octavo.engine.hub`) and speaks no HTTP. A server that dies is
 started again; its requests end. Each server runs `python -m octavo.server.api_servers FD`.
@@ -35,12 +35,12 @@ from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, run_to_exit_co
 from octavo.server.sockets import bind
 
 BACK_OFF_S: Final = 1.0
-"""The wait before a server that has died within `SOON_S` of its start is started again; each time twice as long."""
+"""Seconds before a server that died within `SOON_S` of its start is started again; doubled each time."""
 MOST_BACK_OFF_S: Final = 30.0
 SOON_S: Final = 60.0
 
 LOOK_S: Final = 5.0
-"""How often a server is looked at; one that a signal has stopped is killed at the second look."""
+"""Seconds between two checks of a server; one that a signal has stopped is killed at the second check."""
 
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiServers:
-    """The API servers of `server_args.api_server_count`. listener: holds their address."""
+    """Runs as many API servers as `server_args.api_server_count` says. listener: holds their address."""
 
     def __init__(self, engine_args: EngineArgs, server_args: ServerArgs, listener: socket.socket) -> None:
         self._engine_args = engine_args
@@ -89,7 +89,7 @@ class ApiServers:
             if self._stopped.done():
                 return self._stopped.result()
             for each in done:
-                each.result()  # raises what the start of the cores or of a server has raised
+                each.result()  # an exception from the start of the cores or of a server is raised here
             return EXIT_ENGINE_DEAD
         finally:
             self._is_stopping = True
@@ -144,7 +144,7 @@ class ApiServers:
             if self._is_stopping:
                 return
             if not self._is_served or code == 0:
-                # it has said why it cannot serve, or was ended by a signal of its own
+                # the server has logged why it cannot serve, or a signal to that process ended it
                 self._finish(code)
                 return
             if time.monotonic() - started_at > SOON_S:

@@ -71,7 +71,7 @@ class App:
         self._features = FeatureLimits(args.max_features_size)
         self._app: ASGIApp = self._respond
         if args.allowed_origins:
-            # outside of the checks: preflights have no key, and pages see only those errors that have these headers
+            # outside of the checks: preflights have no key, and pages can read only errors with CORS headers
             self._app = CORSMiddleware(
                 self._respond,
                 allow_origins=args.allowed_origins,
@@ -133,7 +133,7 @@ class App:
             raise
         except Exception as error:
             if state["status"]:
-                # half a response is out: closing the connection is the one way left to report the error
+                # part of the response was sent: the error can only be reported by closing the connection
                 raise
             await as_api_error(error, state["request_id"]).response(self._local_path(scope))(scope, receive, send)
 
@@ -192,8 +192,7 @@ class App:
 
 
 async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a WebSocket of another HTTP server; report the start and the end of the application, at which nothing is
-    done."""
+    """Refuse a WebSocket that another HTTP server has read; acknowledge startup and shutdown of the application."""
     if scope["type"] == "websocket":
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close"})

@@ -39,8 +39,8 @@ def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def own_hosts(listening_on: str) -> frozenset[str] | None:
-    """Return the names, besides addresses, of a server that listens on this address; None, which stands for all names,
-    when other machines reach it."""
+    """Return the host names, besides addresses, that a server on this address accepts; None (all) when other machines
+    can reach it."""
     return frozenset({"localhost", socket.gethostname().lower()}) if is_loopback(listening_on) else None
 
 
@@ -49,7 +49,7 @@ class HeaderChecks:
     without a body from pages of other origins (403), and bodies that are compressed or not JSON (415).
 
     hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
-    open_paths: paths that every host name may request, as they show nothing of requests.
+    open_paths: paths that are served under every host name, as their responses contain nothing of requests.
     origins: web origins whose pages may send commands, or `*`. form_paths: paths that take forms with files, which a
     page of any origin can send.
     """
@@ -76,7 +76,7 @@ class HeaderChecks:
                 raise ApiError(refusal[0], refusal[1], code=refusal[2])
 
     def check(self, method: str, path: str, fields: Fields) -> None:
-        """Raise ApiError for the other headers of a request, at a path and a method that there are."""
+        """Raise ApiError for headers other than `Host`. The path and the method must be those of an endpoint."""
         if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
             raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
@@ -129,10 +129,10 @@ def check_json(content_type: bytes) -> None:
 
 class BodyLimits:
     """Refuses bodies of more than `max_bytes` with 413, whether their length is announced or not, and with 503 bodies
-    for which there is no memory beside those of other open requests.
+    that do not fit into `max_total_bytes` beside those of other open requests.
 
-    max_total_bytes: of all bodies together; the first 64 KiB of each are not counted. One sender may have half of it,
-    but always one body.
+    max_total_bytes: limit of all bodies together; the first 64 KiB of each are not counted. One sender may use half of
+    it, but always one body.
     """
 
     def __init__(self, max_bytes: int, max_total_bytes: int) -> None:
@@ -173,7 +173,7 @@ class BodyLimits:
             self._shared.release(sender, num_counted)
 
     def _count(self, sender: str, num_bytes: int) -> None:
-        """Count bytes that are held. Raises ApiError when there is no memory."""
+        """Count bytes that are held. Raises ApiError 503 when they exceed the limit of all bodies or of the sender."""
         if not self._shared.take(sender, num_bytes):
             raise ApiError(
                 503,

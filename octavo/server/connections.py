@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_UNCOUNTED: Final = 64
 """Connections beyond the limits that are open at once; the oldest is closed for the next."""
 _IPV6_NETWORK_BITS: Final = 64
-"""A client of IPv6 has a whole network of this many leading bits, so it counts as one address."""
+"""A client of IPv6 has a whole network with a prefix of this many bits, so the network counts as one address."""
 
 _MOST_HOPS: Final = 32
 """Last entries of X-Forwarded-For that are read: a header full of them would take half a second of the event loop."""
@@ -30,21 +30,22 @@ _MOST_STARTS: Final = 8
 """Requests that are started in one turn of the event loop: about 5 ms."""
 
 _MOST_LOOKS: Final = 32
-"""Connections whose other end has sent its last that are looked at in one turn of the event loop: about 3 ms."""
+"""Half-closed connections that are checked in one turn of the event loop: about 3 ms."""
 
 _DISCARD_INTERVAL_S: Final = 0.005
-"""Between two reads, of up to 256 KiB each, of what is discarded: 50 MB/s."""
+"""Seconds between two reads, of up to 256 KiB each, of data that is discarded: 50 MB/s."""
 
 CLOSING_S: Final = 2.0
 """Time for a client to finish a request that it has begun, or to read an error, before its connection is closed."""
 
 
 class Connections:
-    """Counts connections by address, and has all that are open. Used on the event loop only.
+    """Counts connections by address, and holds all open ones. Used on the event loop only.
 
-    args: the limits of one connection, and of those of one address. max_connections: of all addresses.
-    is_draining: whether the server stops; each connection ends with the response that is due. starts: of all requests.
-    looks: the first ones, whether the other end of a connection that sends nothing more is there.
+    args: limits of one connection and of one address. max_connections: limit of all addresses together. is_draining:
+    the server stops, and each connection ends with its current response. starts: spreads the starts of requests over
+    turns of the event loop. looks: spreads the first checks whether the client of a half-closed connection is still
+    there.
     """
 
     def __init__(self, args: ServerArgs, max_connections: int = 1 << 16) -> None:
@@ -85,7 +86,7 @@ class Connections:
             self._uncounted.remove(place)
 
     def refusal(self, address: str) -> ApiError | None:
-        """Return the error when one more connection of this address is too many; else count it until `release`."""
+        """Return an error if one more connection of this address exceeds a limit; else count it until `release`."""
         host = counted_address(address)
         if self._num_per_address[host] >= self.args.max_connections_per_address:
             return _too_many(
@@ -102,7 +103,7 @@ class Connections:
         return None
 
     def release(self, address: str) -> None:
-        """Count one less for an address that `refusal` has counted."""
+        """Stop counting a connection of an address that `refusal` has counted."""
         host = counted_address(address)
         self._num_counted -= 1
         self._num_per_address[host] -= 1
@@ -110,22 +111,23 @@ class Connections:
             del self._num_per_address[host]
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether this is the address of a trusted proxy; what connects to a Unix socket, with none, is one."""
+        """Return whether this is the address of a trusted proxy. A peer on a Unix socket has no address, and is one."""
         if not address:
             return True
         parsed = _parse(address) if self._proxies else None
         return parsed is not None and any(parsed in network for network in self._proxies)
 
     def forwarded_address(self, headers: Iterable[tuple[bytes, bytes]], peer: str) -> str:
-        """Return the client of a trusted proxy `peer`: the last address in X-Forwarded-For that is no trusted proxy."""
+        """Return the client behind the trusted proxy `peer`: the last address in X-Forwarded-For that is no trusted
+        proxy."""
         values = [value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"]
         hops = [hop.strip() for hop in ",".join(values).rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]]
         return next((hop for hop in reversed(hops) if _parse(hop) is not None and not self.is_proxy(hop)), peer)
 
     def next_discard_s(self, now: float) -> float:
-        """Return the seconds until a connection may read again what is discarded.
+        """Return the seconds until a connection may read data to discard again.
 
-        One connection at a time does, so that many of them take no more of the event loop than one.
+        Connections take turns, so that many of them take no more time of the event loop than one.
         """
         self._next_discard = max(now, self._next_discard) + _DISCARD_INTERVAL_S
         return self._next_discard - now
@@ -146,9 +148,9 @@ class Connections:
 
 
 class Place:
-    """What a connection counts as, from its beginning to `leave`.
+    """The count of one connection under its address, from its beginning to `leave`.
 
-    over_limit: the error where its address, or the server, has too many; it is read, and refused.
+    over_limit: the error if its address or the server has too many connections; its request is then read and refused.
     """
 
     def __init__(self, connections: Connections, transport: asyncio.Transport) -> None:
@@ -163,7 +165,7 @@ class Place:
             connections.add_uncounted(self)
 
     def leave(self) -> None:
-        """Count the connection no more; may be called again."""
+        """Stop counting the connection. Idempotent."""
         if self._is_counted:
             self._is_counted = False
             self._connections.release(self.address)
@@ -171,7 +173,7 @@ class Place:
 
 
 class ForwardedRequests:
-    """The open requests of one connection, which count under their clients' addresses where it is a trusted proxy's."""
+    """The open requests of one connection; those of a trusted proxy count under their clients' addresses."""
 
     def __init__(self, connections: Connections, address: str) -> None:
         self._connections = connections
@@ -179,7 +181,7 @@ class ForwardedRequests:
         self._clients: deque[str | None] = deque()
 
     def count(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
-        """Count a request of a trusted proxy; return the error when it is one too many."""
+        """Count a request of a trusted proxy; return an error if it exceeds a limit of its client's address."""
         if not self._connections.is_proxy(self._address):
             return None
         client = self._connections.forwarded_address(headers, self._address)
@@ -188,7 +190,7 @@ class ForwardedRequests:
         return refusal
 
     def release(self) -> None:
-        """Count one less, after the response to the first of those that are open: responses come in their order."""
+        """Stop counting the oldest open request after its response: responses come in the order of requests."""
         if self._clients and (client := self._clients.popleft()) is not None:
             self._connections.release(client)
 
@@ -202,7 +204,7 @@ def _too_many(status: int, message: str) -> ApiError:
 
 
 def counted_address(address: str) -> str:
-    """Return what an address is counted as: itself, or the network of a client of IPv6."""
+    """Return the key that an address counts under: the address itself, or the network of an IPv6 address."""
     parsed = _parse(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, _IPV6_NETWORK_BITS), strict=False))

@@ -35,8 +35,8 @@ MOST_KV_READERS: Final = 16
 class ServerContext:
     """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
-    While the model loads there is no engine: what needs it raises ApiError 503. `created` is in Unix seconds.
-    kv_readers: has a place for each reader of KV events. engine_ids: of the open requests to the engine. tracer:
+    While the model loads there is no engine: properties that need it raise ApiError 503. `created` is in Unix seconds.
+    kv_readers: limits the readers of KV events. engine_ids: ids of the open requests to the engine. tracer:
     records the requests that have ended.
     """
 
@@ -51,9 +51,9 @@ class ServerContext:
     is_first: bool = True
     """Whether this server prints its address, and logs the load: the first of several API servers does."""
     counts_of_others: Callable[[], Awaitable[list[Counts]]] | None = None
-    """Returns the counts of the other API servers' metrics, where there are any."""
+    """Returns the metric counts of the other API servers; None if this is the only one."""
     abort_at_others: Callable[[list[str]], Awaitable[int]] | None = None
-    """Ends requests of the other API servers, as `abort_own` does here."""
+    """Aborts requests of the other API servers, as `abort_own` does those of this one; None if this is the only one."""
 
     _model: ModelConfig | None = None
     _llm: AsyncLLM | None = None
@@ -65,7 +65,7 @@ class ServerContext:
 
     @contextmanager
     def open_ids(self, request_ids: Collection[str]) -> Iterator[None]:
-        """Inside, requests to the engine are open ones."""
+        """List these requests to the engine as open within the `with`."""
         self.engine_ids.update(request_ids)
         try:
             yield
@@ -78,8 +78,8 @@ class ServerContext:
         return config
 
     def attach(self, llm: AsyncLLM, models: ServedModels | None = None) -> None:
-        """Serve requests with an engine that is ready. models: by default those of the engine without lora_modules.
-        Raises ConfigError."""
+        """Serve requests with an engine that is ready. models: names that requests may use; by default the model's own,
+        without lora_modules. Raises ConfigError."""
         self.load(llm.config)
         self._models = models or ServedModels(llm)
         self._llm, self._texts = llm, Texts.of(llm, TextPolicy.of(self.args), self.open_requests)
@@ -124,7 +124,7 @@ class ServerContext:
         return [] if self._models is None else self._models.adapters
 
     def _loaded(self, part: T | None) -> T:
-        """Return a part that is there once the model is loaded. Raises ApiError 503 until then."""
+        """Return a part that exists once the model is loaded. Raises ApiError 503 before."""
         if part is not None:
             return part
         what = "the model" if self._model is None else f"the model {self._model.name}"

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked struct; every error names the field and what was expected."""
+"""Decodes the bytes of a request into a checked struct; every error names the field and what was expected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
 
 
 class RequestBody(msgspec.Struct):
-    """The body of a request, whose lists and texts have the limits of the one table, by the names of their fields."""
+    """The body of a request. Its lists and texts are limited by field name, as in `REQUEST_LIMITS`."""
 
     def check(self) -> None:
         """Raise InvalidRequest for fields that are too long, or that contradict each other."""
@@ -40,12 +40,12 @@ class RequestBody(msgspec.Struct):
         check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
 
     def conversations(self) -> Mapping[str, Sequence[Any]]:
-        """Return its messages, by the field that has them."""
+        """Return the messages of each conversation, by the name of its field."""
         return {"messages": getattr(self, "messages", None) or ()}
 
     @property
     def may_take_long(self) -> bool:
-        """Return whether its prompts may take long to make, however small it is. Raises InvalidRequest."""
+        """Return whether making its prompts may take long although the body is short. Raises InvalidRequest."""
         is_program = getattr(self, "chat_template", None) is not None
         return is_program or any(each.has_images for messages in self.conversations().values() for each in messages)
 
@@ -56,8 +56,8 @@ _DEADLINE: Final = "Seconds in which the first token is due; refused where that 
 
 
 class EngineBody(RequestBody, kw_only=True):
-    """What the bodies of requests that an engine runs have in common. lists_prompts: several prompts are the entries of
-    one field."""
+    """Fields that the bodies of all requests to the engine have. lists_prompts: several prompts are the entries of one
+    field."""
 
     lists_prompts: ClassVar[bool] = True
 
@@ -85,14 +85,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONE = re.compile("[\ud800-\udfff]")
 _LONGEST_QUOTE = 200
 _MOST_LISTED = 8
-"""Fields of an object within a body that are listed where another one is given."""
+"""Number of known fields that the error about an unknown field of a nested object lists."""
 _MOST_CONTAINERS = 1 << 19
 _MOST_ITEMS = 8 << 20
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Annotates a field that is known but not supported. `harmless` values, like null, mean the same as none."""
+    """Annotates a field that is known but not supported. `harmless` values, like null, mean the same as leaving the
+    field out."""
 
     because: str
     harmless: tuple[Any, ...] = ()
@@ -127,7 +128,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
 
 
 async def read_optional_json(request: Request, kind: type[T]) -> T:
-    """Return the body of a request as a checked struct, one of defaults without a body. Raises as `read_json`."""
+    """Return the body of a request as a checked struct; without a body, a struct of defaults. Raises as `read_json`."""
     body = b"".join(await read_pieces(request))
     if not body:
         return kind()
@@ -147,7 +148,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Return a checked struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers > _MOST_CONTAINERS or body.count(b",") > _MOST_ITEMS:
-        # each takes far more memory than the bytes that it is written with
+        # each takes far more memory than its bytes in the JSON
         raise InvalidRequest(
             f"the body has more than {_MOST_CONTAINERS:,} brackets or {_MOST_ITEMS:,} commas; send several requests",
             code="request_too_large",
@@ -168,7 +169,7 @@ def decode(body: bytes, kind: type[T]) -> T:
 def converted(value: Any, kind: type[S], field: str = "", *, strict: bool = True) -> S:
     """Return a struct of this kind from decoded JSON, which the client knows as `field`. Raises InvalidRequest.
 
-    strict: numbers and booleans are no texts, as they are in a form.
+    strict: numbers and booleans must not be texts; in a form they are.
     """
     try:
         result = msgspec.convert(value, kind, strict=strict)
@@ -199,7 +200,7 @@ def query_of(request: Request, kind: type[S]) -> S:
 
 
 def refuse_unsupported(value: msgspec.Struct, prefix: str = "") -> None:
-    """Raise InvalidRequest when a field that is not supported has a value that would matter."""
+    """Raise InvalidRequest when an unsupported field has a value other than null and its harmless ones."""
     for name, mark in refused_fields(type(value)).items():
         given = getattr(value, name)
         if given is not None and not any(
@@ -273,7 +274,8 @@ def _misfit(message: str, kind: type[msgspec.Struct], prefix: str = "") -> Inval
 
 
 def _values_at(root: inspect.Type, steps: Sequence[str], what: str) -> list[Any]:
-    """Return the values from which there was one to choose where msgspec says `what`; none for other faults."""
+    """Return the allowed values when msgspec's message `what` is about a wrong choice; an empty list for other
+    messages."""
     if what.startswith("Invalid enum value"):
         return [value for t in _types_at(root, steps) if isinstance(t, inspect.LiteralType) for value in t.values]
     if what.startswith("Invalid value") and steps and steps[-1].endswith("type"):
@@ -282,7 +284,8 @@ def _values_at(root: inspect.Type, steps: Sequence[str], what: str) -> list[Any]
 
 
 def _types_at(kind: inspect.Type, steps: Sequence[str]) -> Iterator[inspect.Type]:
-    """Yield the types that a value of this type may have at a path of names and `[…]`, which stands for any entry."""
+    """Yield the types that the schema allows at a path of field names and `[…]` (any entry) within a value of type
+    `kind`."""
     if isinstance(kind, inspect.UnionType):
         for inner in kind.types:
             yield from _types_at(inner, steps)

@@ -16,9 +16,8 @@ else:
 
 
 class Encrypted(SSLProtocol):  # type: ignore[misc]
-    """TLS of a connection, which counts under its address from its beginning, and not from the end of its handshake.
-
-    http: what is encrypted.
+    """The TLS layer of a connection, which counts under its address from its beginning, before the handshake is done.
+    http: the protocol inside.
     """
 
     def __init__(self, http: HttpProtocol, connections: Connections, tls: ssl.SSLContext) -> None:
@@ -41,13 +40,13 @@ class Encrypted(SSLProtocol):  # type: ignore[misc]
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no more."""
+        """Stop counting the connection."""
         super().connection_lost(exc)
         self._place.leave()
         self._connections.remove(self)
 
     def finish(self) -> None:
-        """Close the connection soon unless its handshake is done: then that of HTTP closes it."""
+        """Close the connection soon unless its handshake is done: then the HTTP protocol closes it."""
         if self._http.transport is None:
             asyncio.get_running_loop().call_later(CLOSING_S, self._abort_unfinished)
 

@@ -69,7 +69,7 @@ Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp | msgspec.Struct 
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No parameters."""
+    """The query of endpoints without parameters."""
 
 
 class Index(msgspec.Struct):
@@ -85,8 +85,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
     is_form: the request is a form with files. is_open: no API key is needed, where there are keys. right: the right
-    that a key needs. values: all that the parameter of the path can be, where that is known. query: the struct of the
-    parameters in the URL, beside which no other is taken; None: they are not read.
+    that a key needs. values: all values of the path's parameter, if they are known. query: the struct of the parameters
+    in the URL, which refuses others; None: the URL's parameters are not read.
     """
 
     method: str
@@ -102,7 +102,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def paths(self) -> list[str]:
-        """Return the path, for each of the values of its parameter where these are known."""
+        """Return the paths: one for each value of the path's parameter if these are known, else the path itself."""
         return [f"{self.path.partition('{')[0]}{value}" for value in self.values] or [self.path]
 
     @property
@@ -124,7 +124,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.method == "POST" and self.right is None and not self.is_open
 
     def parameters(self, path: str) -> dict[str, str]:
-        """Return the parameter of a path by its name: what follows `/v1/models/`, which may have slashes in it."""
+        """Return the parameter of a path by its name: the rest of the path after `/v1/models/`, slashes included."""
         prefix, _, name = self.path.partition("{")
         return {name[:-1]: path.removeprefix(prefix)} if name else {}
 
@@ -158,7 +158,7 @@ def _command(
     right: Right = Right.OPERATE,
     query: type[msgspec.Struct] = NoQuery,
 ) -> Endpoint:
-    """Return an endpoint that changes the engine, which takes no parameters in the URL but those of `query`."""
+    """Return an endpoint that changes the engine and refuses parameters in the URL other than those of `query`."""
     return Endpoint("POST", path, handler, request, response, right=right, query=query)
 
 

@@ -96,7 +96,7 @@ class ApiError(OctavoError):
     def messages_body(self) -> MessagesErrorBody:
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
-        # by these the clients of this API know that they have to compact the conversation, or to send it whole
+        # from these the clients of this API know that they have to compact the conversation, or to send it whole
         is_too_long = self.code == ContextTooLong.code and self.param != "max_tokens"
         begin = "prompt is too long: " if is_too_long else ""
         details: dict[str, Any] = {"error_code": self.code, "unsupported": [self.param]}
@@ -153,7 +153,7 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
 
 @contextmanager
 def conflicts(code: str) -> Iterator[None]:
-    """Raise a RequestFailed from inside as ApiError 409 with this code: what the engine does now stands against it."""
+    """Raise a RequestFailed from inside as ApiError 409 with this code: it conflicts with the state of the engine."""
     try:
         yield
     except RequestFailed as error:
@@ -170,7 +170,7 @@ def _date_at(seconds: int) -> bytes:
 
 
 def raw_response(error: ApiError) -> bytes:
-    """Return the bytes of the response for an error that no application sends."""
+    """Return the bytes of an error response that the HTTP protocol sends by itself, without the application."""
     response = error.response()
     headers = {
         **dict(response.raw_headers),

@@ -23,7 +23,7 @@ _GUIDED: Final = {
 
 
 class FormFields(EngineBody, kw_only=True):
-    """The fields of a request that say what its text must be. At most one of them is set."""
+    """The fields of a request that state the form of its text. At most one of them is set."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class FormFields(EngineBody, kw_only=True):
     ] = None
 
     def form(self) -> StructuredOutputsParams | None:
-        """Return what the text must be; None for any text. Raises InvalidRequest."""
+        """Return the form that the text must have; None for any text. Raises InvalidRequest."""
         name = self._form_field()
         if name is None:
             return None
@@ -72,7 +72,7 @@ class FormFields(EngineBody, kw_only=True):
 
 @functools.lru_cache(64)
 def warn_once(what: str, left_out: str) -> None:
-    """Log what a grammar leaves out of lenient schemas, once for each text while it is remembered."""
+    """Log which keywords of lenient schemas a grammar ignores, once for each message while it is remembered."""
     logger.warning("%s may break it: %s", what, escaped(left_out)[:400])
 
 

@@ -1,4 +1,4 @@
-"""What completions and chat share: from a checked request to outputs of the engine, and from these to a response."""
+"""Shared by completions and chat: makes engine requests from a checked request, and a response from their outputs."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ from octavo.server.usage import Usage, UsageCounts
 
 _UNIQUE_DIGITS: Final = 12
 _DIRECT_SEQUENCES: Final = 16
-"""Streams of more sequences are sent by their tasks, which take turns."""
+"""Streams with more sequences are sent by their tasks instead, which take turns."""
 _ENGINE_ID: Final = re.compile(rf"(?P<response>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
 
 
 def names_of(request_id: str) -> set[str]:
-    """Return what clients may call a request to the engine: the engine's `request_id`, and the id of its response."""
+    """Return the ids by which clients may name a request to the engine: its `request_id`, and the id of its
+    response."""
     found = _ENGINE_ID.fullmatch(request_id)
     return {request_id} if found is None else {request_id, found["response"]}
 
@@ -61,12 +62,12 @@ def names_of(request_id: str) -> set[str]:
 class EngineRequests:
     """The requests to the engine for one request of a client.
 
-    id: of the response, with which the engine's ids begin. meter: counts tokens for the limits of the caller's key.
+    id: id of the response; the engine's ids begin with it. meter: counts tokens for the limits of the caller's key.
     """
 
     def __init__(self, context: ServerContext, request: Request, asked: EngineBody, id_prefix: str) -> None:
         state, caller = request.scope["state"], caller_of(request)
-        # where there are no keys, the user that the client names is served
+        # without API keys, the tenant is the user that the client names
         self.caller = caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
         self.id = f"{id_prefix}{asked.request_id or state['request_id']}"
         self.meter: Meter | None = state.get("meter")
@@ -87,15 +88,15 @@ class EngineRequests:
         direct: DirectReader | None = None,
         yields_aborted: bool = False,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Yield outputs of the engine with the index of their prompt, but for those that `direct` takes. Closing it
-        aborts what still runs.
+        """Yield outputs of the engine with the index of their prompt, except those that `direct` takes. Closing the
+        generator aborts requests that still run.
 
         field_names: what the client calls a field that the engine knows by another name. record: gets each output, also
         of a request that ends with an error. yields_aborted: the client learns of an abort by the finish reason. Raises
         InvalidRequest before the first output, ApiError for a model that is not served and a request that ends with an
         error, or is aborted and not yielded.
         """
-        if self._options is None:  # all prompts of a request have the adapter that its name stands for now
+        if self._options is None:  # the adapter is looked up once, so that all prompts of a request have the same one
             adapter = await self._context.models.adapter(self._asked.model)
             self._options = RequestOptions.of_fields(self._asked, tenant=self.caller.tenant, lora_request=adapter)
         first, self._num_sent = self._num_sent, self._num_sent + len(prompts)
@@ -134,12 +135,12 @@ class EngineRequests:
 
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
-    """Return the prompt such that it shares cached prefixes only with those of the caller's key or its group."""
+    """Return the prompt in the cache namespace of the caller: it shares cached prefixes only within its key's group."""
     return msgspec.structs.replace(prompt, cache_namespace=caller.cache_namespace)
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """What every response with generated text, and every chunk of its stream, has."""
+    """The fields of every response with generated text, and of every chunk of its stream."""
 
     id: str
     created: int
@@ -150,10 +151,11 @@ class Generated(msgspec.Struct, kw_only=True):
 class Generation(ABC):
     """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    kind: the struct of its body. id_prefix: what its ids begin with. chunk_object: what chunks with choices are called.
-    end_of_stream: what follows the last chunk of a stream. field_names: what the client calls a field that the engine
-    knows by another name, for the messages of errors. yields_aborted: a response says that its request was aborted, and
-    has what there is; otherwise an error takes its place. Raises ApiError 404 for the model, and InvalidRequest.
+    kind: the struct of its body. id_prefix: prefix of its ids. chunk_object: the field `object` of chunks with choices.
+    end_of_stream: bytes after the last chunk of a stream. field_names: what the client calls a field that the engine
+    knows by another name, for the messages of errors. yields_aborted: the response of an aborted request has the output
+    so far and says that it was aborted; otherwise it is an error. Raises ApiError 404 for the model, and
+    InvalidRequest.
     """
 
     kind: ClassVar[type[GenerationRequest]]
@@ -190,7 +192,8 @@ class Generation(ABC):
 
     @abstractmethod
     def sampling_params(self) -> SamplingParams:
-        """Return what the request asks for, over the model's defaults. Raises InvalidRequest."""
+        """Return the model's default sampling parameters, replaced by those that the request sets. Raises
+        InvalidRequest."""
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> Any:
@@ -236,11 +239,12 @@ class Generation(ABC):
         return self.context.args.return_tokens_as_token_ids if asked is None else asked
 
     def shown(self, positions: Sequence[Any]) -> Sequence[Any]:
-        """Return positions of log-probabilities whose tokens have texts, or ids alone where that is asked for."""
+        """Return positions of log-probabilities; their tokens have texts, or only ids if the request asks for that."""
         return by_ids(positions) if self.shows_ids else positions
 
     def described(self, completion: CompletionOutput, num_top: int) -> ChatLogprobs:
-        """Return the log-probabilities of the tokens of a completion, and of so many likeliest ones at their places."""
+        """Return the log-probabilities of the tokens of a completion, each with those of the `num_top` likeliest tokens
+        there."""
         num_top = -1 if self.asked.logprob_token_ids else num_top
         positions = self.shown(completion.logprobs or [])
         return chat_logprobs(completion.token_ids, positions, num_top, self.context.llm.tokenizer.token_bytes)

@@ -1,4 +1,4 @@
-"""A connection of the HTTP server: that of uvicorn, with limits, deadlines, JSON errors and half-closed clients."""
+"""A connection of the HTTP server: uvicorn's protocol with limits, deadlines, JSON errors and half-closed clients."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from octavo.server.websocket import Upgrade, WebSocket
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
 _MOST_PIPELINED: Final = 16
-"""Requests that may be sent before the response to the first of them."""
+"""Requests that a client may send before it gets the response to the first of them."""
 _MOST_SMALL_CHUNKS: Final = 4096
 _SMALL_CHUNK_BYTES: Final = 64
-"""A body has at most so many chunks, and one more for each so many bytes: every chunk takes time, however small."""
+"""A body may have this many chunks, and one more per this many bytes: every chunk takes time, however small."""
 _SLICE_BYTES: Final = 64 << 10
-"""How much is parsed before limits are looked at: headers may exceed their limit by as much."""
+"""Bytes parsed between two checks of limits: headers may exceed their limit by as much."""
 _MOST_DISCARDED_BYTES: Final = 64 << 20
 _DEAD_PEER_S: Final = 120
-"""How long a machine may leave packets unanswered."""
+"""Seconds for which a machine may leave packets unanswered."""
 _LINGER_S: Final = 10.0
-"""How long what a client sends is discarded, so that it can read its last response."""
+"""Seconds for which received data is discarded so that the client can read its last response."""
 _SHORT_LINGER_S: Final = 0.2
-"""How long that is when the server stops."""
+"""The same seconds while the server stops."""
 _UNREAD_RESPONSE_S: Final = 120.0
-"""How long a client may leave a response unread that fills all buffers."""
+"""Seconds for which a client may leave a response unread that fills all buffers."""
 _HEALTH: Final = b"/health"
 
 logger = logging.getLogger(__name__)
 
 
 class _Phase(Enum):
-    """What the connection receives: nothing yet, headers, a body, or what is discarded after an error."""
+    """What the connection receives: nothing yet, headers, a body, or data that is discarded after an error."""
 
     IDLE = auto()
     HEADERS = auto()
@@ -54,8 +54,8 @@ class _Phase(Enum):
 class HttpProtocol(HttpToolsProtocol):
     """One connection. It refuses requests over the limits of `Connections` with JSON errors, and is then closed.
 
-    A client that shuts down its side of the connection after its request gets the response. Bytes without a meaning
-    show whether it has closed the other side too: its machine refuses them then.
+    A client that shuts down its side of the connection after its request gets the response. Probe bytes without meaning
+    show whether it has closed the other side too: its machine then answers with a reset.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_chunks = self._num_body_bytes = 0
         self._num_discarded_bytes = 0
         self.place: Place | None = None
-        """Where the connection has one before it is made."""
+        """The `Place` of the connection, if it had one before `connection_made`."""
         self._is_half_closed = self._is_lingering = self._is_resuming = False
         self.websocket: WebSocket | None = None
 
@@ -156,7 +156,8 @@ class HttpProtocol(HttpToolsProtocol):
         return None
 
     def _framing(self) -> bytes:
-        """Return headers without `Upgrade` upon which the parser reads the body of the request that had one."""
+        """Return headers without `Upgrade` that make the parser read the body of the request whose `Upgrade` is
+        ignored."""
         self._is_resuming = True
         framing = [each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")]
         return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(b"%b: %b\r\n" % each for each in framing)
@@ -308,7 +309,7 @@ class HttpProtocol(HttpToolsProtocol):
         return ApiError(431, message, code="headers_too_large")
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error if the connection is waiting for a response, then read on for a moment, so that it arrives."""
+        """Send an error if a response is due, then read on for a moment, so that the client can read it."""
         in_body, self._phase = self._phase is _Phase.BODY, _Phase.DISCARD
         self._disarm()
         if in_body and self.pipeline:
@@ -325,14 +326,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.linger()
 
     def close(self) -> None:
-        """Close after what was written; read what the client still sends, or the system would reset the connection."""
+        """Close once written data is sent; read data that still comes, or the system would reset the connection."""
         if self._phase is _Phase.IDLE and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()
         else:
             self.linger()
 
     def linger(self) -> None:
-        """Send what was written and the end of it; discard for a while what the client still sends."""
+        """Send written data and the end of the stream; discard for a while data that the client still sends."""
         self._phase = _Phase.DISCARD
         self._is_lingering = True
         self._arm(_LINGER_S)
@@ -343,7 +344,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _discard(self, num_bytes: int) -> None:
-        """Count discarded bytes, and read the next ones after those of other connections."""
+        """Count discarded bytes, and read the next ones when it is this connection's turn."""
         self._num_discarded_bytes += num_bytes
         if self._num_discarded_bytes > _MOST_DISCARDED_BYTES:
             self.transport.abort()
@@ -369,7 +370,8 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> bytes:
-        """Return bytes without a meaning, which the peer's machine refuses if the connection is closed there."""
+        """Return bytes without a meaning, to which the peer's machine answers with a reset if it has closed the
+        connection."""
         running = self._running
         if running is None or running.response_complete or running.scope["http_version"] != "1.1":
             return b""

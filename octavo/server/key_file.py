@@ -1,7 +1,7 @@
 """Reads the keys of --api-key, --admin-api-key and --api-key-file, and again on demand or when the file has changed.
 
-All that is derived depends on keys alone and not on their places, so that it is the same after a restart. No message
-shows a key.
+Values derived from keys depend on the keys alone, not on their position, so that a restart does not change them. No
+message shows a key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEXTS: Final = {
         '64 hexadecimal digits in quotes; make them with printf %s "$KEY" | sha256sum',
     ),
 }
-"""The pattern of each text of an entry, in words too."""
+"""For each text field of an entry: its pattern, and a description of it for errors."""
 
 _LIMITS: Final = RateLimits.__struct_fields__
 _FIELDS: Final = ("name", "key", "sha256", "group", "rights", *_LIMITS)
@@ -44,7 +44,7 @@ _MOST_NAMED: Final = 20
 _MOST_PER_MINUTE: Final = 10**12
 
 _LOOK_INTERVAL_S: Final = 1.0
-"""Between two looks at the file, which requests cause: at rest nothing looks."""
+"""Seconds between two checks of the file. Requests cause them: an idle server makes none."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,10 +136,10 @@ def _read_file(path: str) -> list[_Entry]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"the API key file {path} is not UTF-8 text") from error
     except yaml.YAMLError as error:
-        # what was raised quotes the line, and a key may be in it
+        # the parser's message quotes the line, which may contain a key
         raise ConfigError(f"the API key file {path} is not YAML: {yaml_problem(error)}") from None
     except (ValueError, AttributeError, RecursionError):
-        # a scalar of a type that it has not, such as a date 2024-13-45: what was raised quotes it, too
+        # a scalar that its type does not allow, such as a date 2024-13-45: this message quotes it, too
         raise ConfigError(
             f"the API key file {path} has a value that is no number or date, or nests too deeply; put texts into quotes"
         ) from None
@@ -156,7 +156,7 @@ def _read_entry(where: str, fields: Any) -> _Entry:
         raise ConfigError(f"{where} has no fields; write - {{name: alice, key: …}}")
     for field in fields:
         if field not in _FIELDS:
-            # a name that is near none of ours may be a key
+            # an unknown name that resembles no field may be a key
             meant = suggestion(str(field), _FIELDS)
             shown = str(field) if meant else "a field"
             raise ConfigError(f"{where} has {shown}, which is none of {', '.join(_FIELDS)}{meant}")
@@ -217,17 +217,18 @@ class KeyRing:
         self._use(read_callers(args) if callers is None else callers)
 
     def meter_of(self, caller: Caller) -> Meter | None:
-        """Return what holds the caller to the limits of its key; None where it has none."""
+        """Return the meter that enforces the rate limits of the caller's key; None if it has none."""
         return self._meters.get(caller.tenant or "")
 
     def look(self) -> None:
-        """Look beside the event loop whether the file has changed, if that was not done lately, and read it again."""
+        """If the last check is long enough ago, check off the event loop whether the file has changed, and read it
+        again if so."""
         if self._file is not None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_INTERVAL_S
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def reload(self) -> None:
-        """Read the keys again; those in force stay where there is an error, which is logged."""
+        """Read the keys again. After an error, which is logged, the current keys stay in force."""
         try:
             self._seen = await asyncio.to_thread(file_stamp, self._file)
             callers = await asyncio.to_thread(read_callers, self._args)

@@ -25,7 +25,7 @@ class Right(StrEnum):
     OPERATE = "operate"
     """It allows to drain a replica, to pause generation, to let the engine sleep, and to load adapters and weights."""
     KV_EVENTS = "kv-events"
-    """It allows to read which blocks of all keys the prefix caches have, by their digests."""
+    """It allows to read the digests of the blocks in the prefix caches, those of all keys."""
 
 
 _KEY_OF_PAGE: Final = b"openai-insecure-api-key."
@@ -37,8 +37,8 @@ class Caller(msgspec.Struct, frozen=True):
     """The sender of a request, as the API key of the request describes it.
 
     tenant: the name of the API key; without keys what the request names as `user`.
-    cache_namespace: a secret made of the key, or of the keys of its group; None where there are no keys.
-    limits: the rate limits of the key; None without any.
+    cache_namespace: a secret derived from the key, or from the keys of its group; None where there are no keys. limits:
+    the rate limits of the key; None for no limits.
     """
 
     tenant: str | None = None
@@ -57,7 +57,7 @@ EVERYONE: Final = Caller(rights=ALL_RIGHTS)
 """Every sender where the server has no keys."""
 
 WITHOUT_KEY: Final = Caller()
-"""The sender of a request for an open path, whatever key it has."""
+"""The sender of a request for an open path, whether it has a key or not."""
 
 
 def key_digest(key: bytes) -> bytes:
@@ -71,7 +71,8 @@ def caller_of(request: Request) -> Caller:
 
 
 def sender_of(scope: Scope) -> str:
-    """Return whose share of memory and time a request takes: the tenant of its key, else the client's address."""
+    """Return the name under which a request's memory and time are counted: the tenant of its key, else the client's
+    address."""
     caller: Caller = scope.get("state", {}).get("caller", EVERYONE)
     return caller.tenant or (scope.get("client") or ("",))[0]
 
@@ -81,7 +82,7 @@ def caller_with(fields: Mapping[bytes, bytes], callers: Callers) -> Caller:
     scheme, _, key = fields.get(b"authorization", b"").partition(b" ")
     if not scheme:
         key = fields.get(b"x-api-key", b"") or _key_of_page(fields)
-    # how long the look-up takes depends on the digest, which no key can be made to bring near to another one
+    # the time of the look-up depends on the digest alone, so it does not show how much of a key was right
     caller = callers.get(key_digest(key.strip())) if scheme.lower() in (b"bearer", b"") else None
     if caller is None:
         message = "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY"

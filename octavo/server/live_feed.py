@@ -1,7 +1,7 @@
 """Reports of the engine's state for all that watch it.
 
 The cores make a report when one is asked for: nothing is done while no client watches, and all that watch share the
-reports. A report comes so much later than the one before that cores spend at most `_MOST_SHARE` of their time on them.
+reports. The pause between reports is so long that cores spend at most `_MOST_SHARE` of their time on them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INTERVAL_S: Final = 0.25
 IDLE_INTERVAL_S: Final = 1.0
-"""Seconds from one report to the next, while the engine computes and while it does not."""
+"""Seconds between two reports: the first while the engine computes, the second while it is idle."""
 MOST_WATCHERS: Final = 16
 _MOST_SHARE: Final = 0.005
 
 
 class LiveFeed:
-    """The reports that all watchers share. watchers: has a place for each. pause_s: until the next report."""
+    """The reports that all watchers share. watchers: limits their number. pause_s: seconds until the next report."""
 
     def __init__(self) -> None:
         self.watchers = asyncio.Semaphore(MOST_WATCHERS)
@@ -47,7 +47,7 @@ class LiveFeed:
 
 
 async def reports(llm: AsyncLLM, call: str, argument: float | list[int], kind: type[T]) -> list[T]:
-    """Return what each core that is ready reports on a call, as a struct of this kind."""
+    """Return the reply of each ready core to a call, as a struct of this kind."""
     try:
         return msgspec.convert(await llm.call(call, argument), list[kind])  # type: ignore[valid-type]
     except EngineRestartingError:

@@ -79,7 +79,7 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """Return parallel lists over tokens with these texts, which start at these offsets in the text of the choice.
 
-    A position is None for the first token of a prompt, which nothing comes before.
+    A position is None for the first token of a prompt, which has no predecessor.
     """
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
@@ -90,7 +90,7 @@ def completion_logprobs(
 
 
 def by_ids(positions: Sequence[Position | None]) -> list[Any]:
-    """Return positions whose tokens have no texts, so that they are shown by their ids."""
+    """Return positions without the texts of tokens, which are then shown by their ids."""
     return [
         position
         and {token_id: msgspec.structs.replace(each, decoded_token=None) for token_id, each in position.items()}

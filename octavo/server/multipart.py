@@ -1,5 +1,5 @@
-"""Forms with files (`multipart/form-data`): read from a body that is there in one piece, and so is bounded already, and
-written with one sound."""
+"""Reads forms with files (`multipart/form-data`) from a body in one piece, whose size was checked before, and writes
+forms with one sound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_form(content_type: bytes) -> bool:
 
 
 def read_form(content_type: str, body: bytes) -> Form:
-    """Return a form. Raises InvalidRequest for a body that breaks off or is none."""
+    """Return a form. Raises InvalidRequest for a body that is incomplete or no form."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")

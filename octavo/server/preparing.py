@@ -1,4 +1,4 @@
-"""Requests become prompts, in the server's process or in a helper's; what a helper has made is sent back encoded."""
+"""Makes prompts from requests, in the server's process or in a helper process, which sends them back encoded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TokensRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest | Input
 
 
 class TextPolicy(msgspec.Struct, frozen=True):
-    """What requests may do: the server's arguments of the same names."""
+    """What requests may do. The fields are the server's arguments of the same names."""
 
     trust_request_chat_template: bool = False
     allow_special_tokens_in_content: bool = False
@@ -90,7 +90,8 @@ class Preparer:
     tools: InputProcessor
     policy: TextPolicy
     most_s: float | None = None
-    """Processor time after which a request with several prompts is left to where nobody waits for it."""
+    """Seconds of processor time after which a request with several prompts is left to a process for long jobs; None:
+    never."""
 
     @cached_property
     def format(self) -> ModelFormat:
@@ -99,7 +100,7 @@ class Preparer:
         return ModelFormat(tools.tokenizer_info, tools.tokenizer, parsers, allows_auto=policy.enable_auto_tool_choice)
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
-        """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
+        """Return the prompts of a request, not tokenised yet, and check its form. limits: bounds of rendering."""
         if isinstance(asked, ShimRequest):
             chat = asked.as_chat()
             if chat.thinking_token_budget is not None and not self.format.marks_reasoning:
@@ -152,7 +153,7 @@ class Preparer:
         return fill_in_prompt(self.tools.tokenizer, prompt, suffix, adds_special_tokens=adds is not False)
 
     def response(self, asked: TokensRequest, limits: RenderLimits | None = None) -> TokensResponse:
-        """Return the response of an endpoint about tokens. limits: what rendering may cost."""
+        """Return the response of an endpoint about tokens. limits: bounds of rendering."""
         value = self._detokenized(asked) if isinstance(asked, DetokenizeRequest) else self._counted(asked, limits)
         return TokensResponse(asked.model, msgspec.json.encode(value))
 
@@ -206,7 +207,7 @@ class Preparer:
     ) -> Prompt:
         """Return the prompt that the model's chat template makes of the messages.
 
-        opens_turn: whether a turn of the model is opened behind them, if the request does not set it.
+        opens_turn: whether the prompt ends with the begin of a turn of the model, unless the request sets it.
         """
         if asked.chat_template is not None and not self.policy.trust_request_chat_template:
             raise InvalidRequest(
@@ -260,7 +261,7 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
 
 
 def within(most_s: float | None, items: Iterable[T]) -> Iterator[T]:
-    """Yield what there is. Raises MustReadElsewhere when that has taken more processor time than `most_s`."""
+    """Yield the items. Raises MustReadElsewhere when that has taken more than `most_s` seconds of processor time."""
     began = time.process_time()
     for item in items:
         yield item
@@ -271,7 +272,7 @@ def within(most_s: float | None, items: Iterable[T]) -> Iterator[T]:
 def prepared(
     asked: RequestBody, prompts: Sequence[Prompt], tools: InputProcessor, most_s: float | None = None
 ) -> bytes:
-    """Return an encoded `Prepared`. most_s: as of a `Preparer`. Raises InvalidRequest."""
+    """Return an encoded `Prepared`. most_s: see `Preparer.most_s`. Raises InvalidRequest."""
     keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
     num_kept = getattr(asked, "truncate_prompt_tokens", None)
     done = []
@@ -302,7 +303,7 @@ def prepared(
 
 
 def _echoed(asked: Any) -> list[Any]:
-    """Return messages that stand for those of a request, with what its answer repeats of them."""
+    """Return short messages in place of those of a request, with the text that its answer repeats (echo)."""
     if isinstance(asked, CohereChatRequest):  # whose kinds of messages are the roles
         return [CohereUserMessage(content="")]
     echoed = getattr(asked, "echoed_text", "")
@@ -310,7 +311,7 @@ def _echoed(asked: Any) -> list[Any]:
 
 
 def _without_text(asked: RequestBody) -> RequestBody:
-    """Return the request without what its prompts were made of."""
+    """Return the request without the fields that its prompts were made from."""
     changes: dict[str, Any] = {}
     for name in ("prompt", "input", "input_prefix", "input_suffix"):
         if getattr(asked, name, None) is not None:

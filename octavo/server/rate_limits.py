@@ -24,7 +24,8 @@ class RateLimits(msgspec.Struct, frozen=True):
 
 
 class _Bucket:
-    """What is left of a limit per minute. It fills evenly; below zero, what was used too much is waited for."""
+    """The rest of a limit per minute (token bucket). It refills evenly; below zero, requests wait until it is
+    refilled."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -44,10 +45,10 @@ class _Bucket:
 
 
 class Meter:
-    """What the keys of one name have used. Used on the event loop only.
+    """The use of the keys of one name. Used on the event loop only.
 
-    A request begins while tokens are left, and counts its tokens as they are made: it may use more than are left, which
-    the next ones wait for.
+    A request is admitted while tokens are left, and its tokens are counted as they are generated: it may use more than
+    are left, and later requests are refused until the bucket has refilled.
     """
 
     def __init__(self, name: str, limits: RateLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +60,7 @@ class Meter:
         self.set_limits(limits)
 
     def set_limits(self, limits: RateLimits) -> None:
-        """Hold to other limits; a limit that stays keeps what was used of it."""
+        """Replace the limits; for a limit that stays the same, the use is kept."""
         per_minute = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
         self._buckets = {
             what: self._buckets[what]
@@ -72,7 +73,7 @@ class Meter:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request that is open within the `with`. Raises ApiError 429 where it is one too many."""
+        """Count a request as open within the `with`. Raises ApiError 429 if it exceeds a limit."""
         most, now = self._limits.max_parallel_requests, self._clock()
         if most is not None and self._num_open >= most:
             raise self._too_many(f"{self._num_open} open requests", "max_parallel_requests", most, 1)

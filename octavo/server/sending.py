@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _MOST_ENDS: Final = 16
-"""Requests that end in one turn of the event loop because their clients have gone: about 2 ms."""
+"""Most requests of disconnected clients that are ended in one turn of the event loop: about 2 ms."""
 
 _EVENTS_OF_TURN: Final = 16
-"""Events that are sent before the loop serves others: a step of a request with n=256 makes as many at once."""
+"""Most events that one stream sends in a turn of the event loop: a step of a request with n=256 makes 256 at once."""
 
 SLICE: Final = 512
-"""Entries of a list that are encoded in one call; responses with fewer tokens are built on the loop."""
+"""Most entries of a list that are encoded in one call; responses with fewer tokens are built on the event loop."""
 
 _MOST_LOGPROBS_OF_TURN: Final = 8 * SLICE
-"""Log-probabilities of a response that is built on the loop: 4,096 of a chat take 10 ms."""
+"""Most log-probabilities of a response that is built on the event loop: 4,096 of a chat take 10 ms."""
 
 DONE = b"data: [DONE]\n\n"
 _COMMENT: Final = b": keep-alive\n\n"
@@ -49,7 +49,7 @@ _HEADERS = [
 
 
 StreamEvent = dict[str, Any]
-"""An event of a stream, whose fields depend on its type, or on what is new."""
+"""An event of a stream; its fields depend on its type, or on the new part."""
 
 
 def event(encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
@@ -65,8 +65,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class DirectBody:
-    """Writes to the body of a response that is being sent, without `send`. Requests have it as an extension of their
-    scope where this server's own protocol reads them."""
+    """Writes to the body of a response that is being sent, without `send`. It is an extension of the scope of requests
+    that octavo's own HTTP protocol has read."""
 
     NAME: Final = "octavo.body"
 
@@ -93,7 +93,7 @@ class ClosesGently:
 
 
 def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Return `app` such that a response without a length ends with its connection, as HTTP/1.0 has no chunks."""
+    """Return `app` with responses without a length ended by closing the connection, as HTTP/1.0 has no chunks."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_unframed(message: Message) -> None:
@@ -111,8 +111,8 @@ def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
 
 class OpenRequests:
     """All requests in progress. `started` is set while there is one. is_closing: the server stops, and streams that
-    have no end of their own are to end. keep_alive_s: after so many seconds, and again, a stream sends a comment, so
-    that proxies do not close it while nothing is generated; 0: none does.
+    have no end of their own are to end. keep_alive_s: seconds between two comments of a stream, which keep proxies from
+    closing it while nothing is generated; 0: no comments.
 
     All methods run on the event loop.
     """
@@ -133,8 +133,8 @@ class OpenRequests:
     async def track(self, receive: Receive) -> AsyncIterator[None]:
         """End the body of the `with` with ClientDisconnectedError when the client closes its connection.
 
-        What is left of the request's body is discarded; where it is too large, its ApiError ends the `with`. After
-        `end_all` its reason is raised at once.
+        The rest of the request's body is discarded; if it is too large, its ApiError ends the `with`. After `end_all`
+        the reason given there is raised at once.
         """
         if self._end_of_all is not None:
             raise self._end_of_all
@@ -159,7 +159,7 @@ class OpenRequests:
                 self.started.clear()
 
     def end_all(self, reason: Exception) -> None:
-        """End all requests for a reason, and those that begin later: what had been read of them waited for its turn."""
+        """End all requests for a reason, also those that begin later because they waited for their turn."""
         self._end_of_all = reason
         for task in list(self._reasons):
             self._end(task, reason)
@@ -291,8 +291,8 @@ def num_logprobs(completion: CompletionOutput) -> int:
 
 
 def packing(outputs: Sequence[RequestOutput]) -> Callable[[S | None], S | None]:
-    """Return what makes JSON of the long lists of a part of a response with these outputs, so that those of one part at
-    a time are objects. It does nothing to parts of small ones."""
+    """Return a function that encodes the long lists of a part of a large response, so that only one part's lists exist
+    as objects at a time. For small responses it returns the part as it is."""
     return _packed if is_large(outputs) else lambda part: part
 
 
@@ -307,13 +307,13 @@ def _packed(part: S | None) -> S | None:
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Return the JSON of a response, no call encoding many more than `SLICE` entries of its lists."""
+    """Return the JSON of a response; each call of the encoder gets about `SLICE` entries of its lists at most."""
     return msgspec.json.encode(_in_slices(value)[0])
 
 
 def free(value: Any) -> None:
-    """Empty the lists of objects in a response or in outputs that are not read any more, one object after the other.
-    Freed in one call, millions of log-probabilities would hold the loop up, whatever thread does it."""
+    """Empty the lists of objects in a response or in outputs that are no longer read, one object after the other.
+    Freeing millions of log-probabilities in one call would block the event loop, from any thread."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             free(getattr(value, name))
@@ -323,7 +323,7 @@ def free(value: Any) -> None:
 
 
 def _in_slices(value: Any) -> tuple[Any, int]:
-    """Return `value` with its long parts encoded already, and how many entries of lists are in it that are not."""
+    """Return `value` with its long lists already encoded, and the number of list entries that are not encoded."""
     if isinstance(value, msgspec.Struct):
         lists = {
             name: part

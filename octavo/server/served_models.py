@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
 
 MOST_ADAPTERS: Final = 4096
-"""Adapters that a server knows by name; of those from the folder the ones that were used longest ago are forgotten."""
+"""Most adapters that a server knows by name; beyond it the least recently used ones from the folder are forgotten."""
 _MOST_LISTED: Final = 20
 
 
 class ServedModels:
     """The names of the model, and the adapters: those that were loaded by name, and those found in a folder.
 
-    A loaded adapter has the content that it had then; one from the folder the content that it has now. Use it on the
-    event loop.
+    A loaded adapter keeps the content that it had when it was loaded; one from the folder has its current content. Use
+    it on the event loop.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
-        """Raises ConfigError for a folder that is none."""
+        """Raises ConfigError if the folder of adapters is no folder."""
         config: EngineConfig = llm.config
         self.base = config.model.served_model_names
         self._llm = llm
@@ -67,7 +67,7 @@ class ServedModels:
 
     def name(self, asked: str | None) -> str:
         """Return the name by which a client asks for the model; the first one where it gives none. Raises ApiError 404
-        for a name that is not served; one that may be in the folder is looked for by `adapter`."""
+        for a name that is not served; a name that may be in the folder is looked up later, by `adapter`."""
         if not asked:
             return self.base[0]
         if asked in self.base or asked in self._loaded or (self._folder is not None and _may_be_below(asked)):
@@ -81,7 +81,7 @@ class ServedModels:
             return None
         if (known := self._loaded.get(name)) is not None:
             return known
-        # the requests for one name read its files once
+        # concurrent requests for one name read its files once
         task = self._busy.get(name)
         if task is None:
             task = self._busy[name] = asyncio.create_task(self._find(name))
@@ -89,8 +89,8 @@ class ServedModels:
         return await asyncio.shield(task)
 
     async def load(self, name: str, path: str, *, in_place: bool) -> LoRARequest:
-        """Make an adapter known, whose folder is below the one that is allowed. in_place: it may replace one of its
-        name. Raises InvalidRequest or ApiError."""
+        """Load an adapter whose folder is below the allowed one. in_place: it may replace an adapter of the same name.
+        Raises InvalidRequest or ApiError."""
         checked_adapter_name(name, "lora_name")
         if self._folder is None:
             raise InvalidRequest(
@@ -127,7 +127,8 @@ class ServedModels:
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; requests that use it go on. Raises ApiError 404, and 409 while one of its name is read."""
+        """Forget an adapter; requests that use it go on. Raises ApiError 404, and 409 while an adapter of this name is
+        being loaded."""
         if name in self._busy:
             raise _being_loaded(name)
         if self._loaded.pop(name, None) is None and self._found.pop(name, None) is None:
@@ -152,7 +153,7 @@ class ServedModels:
     def _end(self, name: str, task: asyncio.Task[LoRARequest]) -> None:
         del self._busy[name]
         if not task.cancelled():
-            task.exception()  # those that wait raise it, and there may be none left
+            task.exception()  # the waiting requests raise it, and there may be none left
 
     def _unknown(self, asked: str) -> ApiError:
         served = [*self.base, *(each.lora_name for each in self.adapters)]
@@ -190,7 +191,7 @@ def _module(text: str) -> _Module:
 
 
 def _may_be_below(name: str) -> bool:
-    """Return whether a name is one of an adapter, and as a path leads nowhere but down and to nothing hidden."""
+    """Return whether a name is valid for an adapter, and as a path leads only downwards and to nothing hidden."""
     try:
         checked_adapter_name(name, "model")
     except InvalidRequest:
@@ -199,8 +200,8 @@ def _may_be_below(name: str) -> bool:
 
 
 def _inside(folder: Path, path: str) -> Path | None:
-    """Return the folder or the file of an adapter; None for one that is not there, or of which a file, links followed,
-    is outside of `folder`. Paths that are not absolute begin there."""
+    """Return the folder or the file of an adapter; None if it does not exist, or one of its files, links followed, is
+    outside of `folder`. Relative paths are relative to `folder`."""
     if "\0" in path or len(path) > 4096:
         return None
     found = folder / path

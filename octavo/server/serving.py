@@ -1,4 +1,4 @@
-"""A server process from its start to its end: address, engine, signals."""
+"""Runs a server process: its address, its engine and its signals."""
 
 from __future__ import annotations
 
@@ -47,21 +47,22 @@ _RESERVED_FILES = 64
 _MOST_FILES = 1 << 16
 
 _MOST_ACCEPTED = 64
-"""Connections that are accepted in one turn of the event loop, besides its own."""
+"""Most connections accepted in one turn of the event loop, besides the one that uvloop accepts."""
 _BACKLOG = 4096
-"""Connections that the system keeps until they are accepted; beyond it clients try again after seconds."""
+"""Connections that the system queues until they are accepted; when it is full, clients try again after seconds."""
 
 _OBJECTS_UNTIL_COLLECTION = 50_000
-"""New objects after which the garbage collector looks for cycles; those are few."""
+"""New objects between two searches of the garbage collector for cycles, of which there are few."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those that a server handles."""
+"""The signals that a server handles."""
 
 _LOG_INTERVAL_S = 5.0
-"""How often the load is logged while there are requests."""
+"""Seconds between two logs of the load while there are requests."""
 
 _KEEP_ALIVE_S = 30
-"""Clients keep idle connections for less, so that they do not write to one that is being closed."""
+"""Seconds for which an idle connection is kept: longer than clients do, so that they do not write to one being
+closed."""
 
 
 @dataclass
@@ -107,8 +108,7 @@ def serve_on(listener: socket.socket, engine_args: EngineArgs, app: App, start_r
 def run_to_exit_code(main: Coroutine[Any, Any, int]) -> int:
     """Run a coroutine that handles signals on an event loop of its own, and return its exit code.
 
-    The handlers of before are restored: a loop of uvloop leaves its own behind, with which the process would hear
-    neither Ctrl-C nor SIGTERM.
+    The previous handlers are restored: a loop of uvloop leaves its own behind, which would ignore Ctrl-C and SIGTERM.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -149,7 +149,7 @@ async def _start_and_serve(
 
 @asynccontextmanager
 async def app_in_process(args: EngineArgs) -> AsyncIterator[App]:
-    """Yield the application over an engine of its own, for requests that come through no connection."""
+    """Yield the application with an engine of its own, for requests that are made without a connection."""
     from octavo.async_llm import AsyncLLM
 
     llm = await AsyncLLM.start(args)
@@ -162,7 +162,7 @@ async def app_in_process(args: EngineArgs) -> AsyncIterator[App]:
 
 
 async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
-    """Return the engine, or None when a signal came first."""
+    """Return the engine, or None if a signal came before it was ready."""
     stopped = asyncio.create_task(signals.first.wait())
     waiting: set[asyncio.Future[Any]] = {starting, stopped}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +219,7 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
 
 
 async def _end_pause(llm: AsyncLLM) -> None:
-    """Let open requests go on, of which a paused engine would end none."""
+    """Resume a paused engine, which would not finish the open requests."""
     try:
         await llm.resume_generation()
     except OctavoError as error:
@@ -227,7 +227,7 @@ async def _end_pause(llm: AsyncLLM) -> None:
 
 
 async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float = _LOG_INTERVAL_S) -> None:
-    """Log until cancelled. Waits, without a timer, while no request is open."""
+    """Log the load until cancelled. Waits without a timer while no request is open."""
     while True:
         await open_requests.started.wait()
         before, measured_at = llm.stats, time.monotonic()
@@ -307,14 +307,14 @@ class HttpServer:
         self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog)
 
     def _accept_more(self, loop: asyncio.AbstractEventLoop, make_connection: Callable[[], asyncio.Protocol]) -> None:
-        """Accept what else has connected: uvloop accepts one connection in each turn of the event loop, of which there
-        are few in a second when hundreds of streams are open, and a check of health would wait behind thousands.
-        Connections beyond the limit are left to it: each is refused, and closed, before the next has a file."""
+        """Accept further connections: uvloop accepts one per turn of the event loop, and with hundreds of open streams
+        turns are so slow that a health check would wait behind thousands of connections. Connections beyond the limit
+        are left to uvloop: each is refused and closed before the next takes a file descriptor."""
         for _ in range(min(_MOST_ACCEPTED, self._connections.num_free - len(self._accepting))):
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                return  # no other one, or no file for it: then the event loop closes the next
+                return  # no further connection, or no file descriptor: then the event loop closes the next one
             client.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(make_connection, client))
             self._accepting.add(task)
@@ -328,7 +328,7 @@ class HttpServer:
         await self._app.keys.reload()
         if self._tls is not None:
             try:
-                await asyncio.to_thread(tls_context, self._args)  # half of a pair would spoil the context in use
+                await asyncio.to_thread(tls_context, self._args)  # a wrong pair would break the context in use
                 await asyncio.to_thread(load_certificate, self._tls, self._args)
                 logger.info("new connections get the certificate of %s", self._args.ssl_certfile)
             except ConfigError as error:
@@ -336,12 +336,13 @@ class HttpServer:
 
     @property
     def addresses(self) -> str:
-        """Return the address below which the API is, and a line with that of the page, which is on no Unix socket."""
+        """Return the base URL of the API and a line with that of the page; for a Unix socket only its path."""
         address = url_of(self._listener, "http" if self._tls is None else "https")
         return address if self._args.uds else f"{address}/v1\nto try it in a browser, open {address}/"
 
     async def close(self, signals: StopSignals, *, grace_s: float) -> None:
-        """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""
+        """Stop accepting, let open requests finish for `grace_s` seconds or until a second signal, and end the
+        others."""
         connections, open_requests = self._connections, self.context.open_requests
         connections.is_draining = open_requests.is_closing = True
         await stop_listening(self._server, self._listener)

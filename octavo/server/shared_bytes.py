@@ -1,4 +1,4 @@
-"""Memory that open requests share: what each sender holds of it, and features of images and sounds among it."""
+"""Limits on memory that open requests share, by sender; one of them is for features of images and sounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATE: Final = "features"
 
 
 class SharedBytes:
-    """Counts bytes that are held of `most`, of which one sender may hold `most_of_sender`."""
+    """Counts held bytes: at most `most` in all, and `most_of_sender` of one sender."""
 
     def __init__(self, most: int, most_of_sender: int) -> None:
         self._most, self._most_of_sender = most, most_of_sender
@@ -25,8 +25,8 @@ class SharedBytes:
         self._num_held_of: Counter[str] = Counter()
 
     def take(self, sender: str, num_bytes: int, *, is_first: bool = False) -> bool:
-        """Count bytes and return True, or return False where there is no room. is_first: the share of a sender that
-        holds none yet is no limit."""
+        """Count bytes and return True, or return False if they exceed a limit. is_first: a sender that holds nothing
+        yet may exceed `most_of_sender`."""
         of_sender = self._num_held_of[sender] + num_bytes
         is_alone = is_first and of_sender == num_bytes
         if (of_sender > self._most_of_sender and not is_alone) or self._num_held + num_bytes > self._most:
@@ -35,7 +35,7 @@ class SharedBytes:
         return True
 
     def release(self, sender: str, num_bytes: int) -> None:
-        """Count bytes no longer."""
+        """Stop counting bytes."""
         self._num_held -= num_bytes
         self._num_held_of[sender] -= num_bytes
         if not self._num_held_of[sender]:
@@ -43,8 +43,8 @@ class SharedBytes:
 
 
 class FeatureLimits:
-    """Refuses requests whose features of images and sounds have no room beside those of other open requests (503), or
-    are more than `most` by themselves (413). One sender may have half of it, but always one request."""
+    """Refuses requests whose features of images and sounds exceed `most` bytes by themselves (413) or together with
+    those of other open requests (503). One sender may hold half of it, but always one request."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -52,7 +52,7 @@ class FeatureLimits:
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator[None]:
-        """Count what `take_features` takes for a request until the end of the `with`."""
+        """Until the end of the `with`, count the bytes that `take_features` takes for a request."""
         held = scope["state"][_STATE] = _Held(self, sender_of(scope))
         try:
             yield
@@ -69,8 +69,8 @@ class _Held:
 
 
 def take_features(scope: Scope, num_bytes: int) -> None:
-    """Count the features of an open request until its response has been sent. Raises ApiError where there is no room
-    for them."""
+    """Count the features of an open request until its response has been sent. Raises ApiError if they exceed a
+    limit."""
     held: _Held | None = scope.get("state", {}).get(_STATE)
     if held is None or not num_bytes:
         return
@@ -95,6 +95,6 @@ def take_features(scope: Scope, num_bytes: int) -> None:
 
 
 def feature_bytes(media: Iterable[Sequence[MediaInput]]) -> int:
-    """Return the bytes of what encoders read of the media of prompts, and of vectors in place of tokens."""
+    """Return the bytes of the prompts' media features, which encoders read, and of vectors in place of tokens."""
     arrays = (array for of_prompt in media for each in of_prompt for array in each.arrays.values())
     return sum(len(array.data) for array in arrays)

@@ -1,5 +1,5 @@
-"""What the system does for sockets and the event loop does not: for the one that the server listens on, from before its
-model is loaded until its last connection is accepted, and for connections, which may be those of uvloop."""
+"""System calls on sockets that the event loop does not offer: for the listening socket, from before the model is loaded
+until the last connection is accepted, and for connections, also those of uvloop."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CAN_SEE_RESETS: Final = sys.platform == "linux"
 _TCP_CLOSE: Final = 7
 """The state of a connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
-"""How soon it is looked again whether a peer is there; each time twice as long, up to the longest."""
+"""Seconds until the next check whether a peer is there: the first one, and the longest; doubled each time."""
 _HANDSHAKE_S: Final = 0.1
-"""How long handshakes that have begun, and first requests of new connections, may take until the listener closes."""
+"""Seconds for unfinished TCP handshakes, and for first requests of new connections, before the listener closes."""
 _ACCEPTING_S: Final = 5.0
-"""The most time for accepting them on a machine that is busy, or without a file for another connection."""
+"""Most seconds for accepting these connections on a busy machine, or without a free file descriptor."""
 
 _SO_ATTACH_FILTER: Final = 26
 _BIND_PROBLEMS: Final = {
@@ -83,8 +83,8 @@ def is_loopback(host: str) -> bool:
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError.
 
-    is_shared: the address may be that of a socket of this user that has SO_REUSEPORT, as those that are bound in this
-    way have; each of them that listens gets a part of the connections.
+    is_shared: other sockets of this user that were bound with it (SO_REUSEPORT) may have the same address; each one
+    that listens gets a part of the connections.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -111,7 +111,8 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def bind_path(path: str) -> socket.socket:
-    """Return a Unix socket that holds a path, where one that no program listens on is replaced. Raises ConfigError."""
+    """Return a Unix socket that holds a path; an existing socket file on which no program listens is replaced. Raises
+    ConfigError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         remove_stale(path)
@@ -150,7 +151,7 @@ def tls_context(args: ServerArgs) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, args: ServerArgs) -> None:
-    """Read the certificate for connections from now on. Raises ConfigError."""
+    """Read the certificate for new connections. Raises ConfigError."""
     assert args.ssl_certfile is not None
     try:
         # a key with a password would be asked for at the terminal
@@ -167,8 +168,8 @@ def load_certificate(context: ssl.SSLContext, args: ServerArgs) -> None:
 async def stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
     """Close a listening socket without a reset for any client that is connected.
 
-    The system takes connections that the event loop has not accepted yet, and would reset them. So beginnings of
-    connections are dropped first; the others are accepted, and what they ask is read. A client whose beginning was
+    Closing would reset the connections that the system has queued and the event loop has not accepted. So new SYN
+    packets are dropped first; the queued connections are accepted, and their requests are read. A client whose SYN was
     dropped repeats it, and is refused.
     """
     _drop_beginnings(listener)
@@ -176,7 +177,7 @@ async def stop_listening(server: asyncio.Server, listener: socket.socket) -> Non
     late = select.poll()
     late.register(listener, select.POLLIN)
     until = time.monotonic() + _ACCEPTING_S
-    while late.poll(0) and time.monotonic() < until:  # the loop had no time, and has not accepted all of them yet
+    while late.poll(0) and time.monotonic() < until:  # the event loop was busy, and has not accepted all of them yet
         await asyncio.sleep(0.001)
     server.close()
     listener.close()
@@ -184,14 +185,14 @@ async def stop_listening(server: asyncio.Server, listener: socket.socket) -> Non
 
 def _drop_beginnings(listener: socket.socket) -> None:
     if sys.platform != "linux" or listener.family == socket.AF_UNIX:
-        return  # there, a connection of the last moment may be reset
+        return  # on this system a connection of the last moment may be reset
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _REFUSE_NEW))
     filter_ = struct.pack("HP", len(_REFUSE_NEW), ctypes.addressof(program))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
 
 
 def is_reset(connection: Any) -> bool:
-    """Return whether the other end has refused what was sent, because it has closed the connection."""
+    """Return whether the other end has reset the connection because it is closed there."""
     if connection.family == socket.AF_UNIX:
         poll = select.poll()
         poll.register(connection.fileno(), 0)
@@ -201,17 +202,19 @@ def is_reset(connection: Any) -> bool:
 
 
 def has_finished(connection: Any) -> bool:
-    """Return whether the other end has closed the connection or its side of it, also behind bytes that are unread."""
+    """Return whether the other end has closed the connection or its side of it, even if unread bytes come before the
+    end."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 class PeerWatch:
-    """Aborts a connection that its other end has closed, also while nothing of it is read.
+    """Aborts a connection that its other end has closed, even while it is not read.
 
-    probe: returns bytes without a meaning, which are sent once the other end sends nothing more: its machine refuses
-    them if it has closed the connection, and not only its side. first_looks: of all connections.
+    probe: returns bytes without a meaning, which are sent once the other end sends nothing more: its machine answers
+    with a reset if it has closed the connection, and not only its side. first_looks: spreads the first checks of all
+    connections.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class PeerWatch:
         self._is_watching = self._has_probed = False
 
     def watch(self) -> None:
-        """Look again and again, from now on, whether the other end still has the connection."""
+        """Begin to check periodically whether the other end still has the connection."""
         if not self._is_watching and CAN_SEE_RESETS:
             self._is_watching = True
             self._first_looks.add(self._loop, partial(self._look, _FIRST_LOOK_S))

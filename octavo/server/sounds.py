@@ -1,4 +1,4 @@
-"""From the form of a request with a sound to what encoders read of it; runs in a helper process."""
+"""Makes encoder features or prompts from the form of a request with a sound; runs in a helper process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="HeardSound | SpokenSound")
 
 HEAR: Final = "hear "
-"""The kind of the job, before the task and the type of the body."""
+"""First word of the job's kind; the task and the type of the body follow."""
 _TIMED_PIECE_S: Final = 30.0
-"""Longest piece whose times are asked for."""
+"""Seconds of the longest piece if times are asked for."""
 
 
 class HeardSound(msgspec.Struct, frozen=True, array_like=True):
-    """A request and its sound. features: float32 [bands, frames]. num_frames: those that the sound lasts."""
+    """A request and its sound. features: float32 [bands, frames]. num_frames: number of frames that the sound
+    covers."""
 
     asked: TranscriptionRequest
     features: bytes
@@ -47,7 +48,7 @@ class HeardSound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpokenPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that asks a model to write down what is said from `start` to `end`, in seconds. token_ids: 4 bytes each,
+    """A prompt that asks a model to transcribe a sound from `start` to `end`, in seconds. token_ids: 4 bytes each,
     in the byte order of the machine: a list would become objects of all pieces in one call."""
 
     token_ids: bytes
@@ -61,7 +62,7 @@ class SpokenPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpokenSound(msgspec.Struct, frozen=True, array_like=True):
-    """A request and the pieces of its sound, of which each is asked for by itself."""
+    """A request and the pieces of its sound; each piece has a prompt of its own."""
 
     asked: TranscriptionRequest
     pieces: list[SpokenPiece]
@@ -69,9 +70,8 @@ class SpokenSound(msgspec.Struct, frozen=True, array_like=True):
 
 
 async def read_sound(context: ServerContext, request: Request, task: Task, kind: type[T]) -> T:
-    """Return a form with a sound, as `hear` encodes it for the model and the task, in a helper process.
-
-    Raises InvalidRequest or ApiError, also where the features have no room.
+    """Return a form with a sound, read by `hear` in a helper process for the model and the task. Raises InvalidRequest
+    or ApiError, also if the features exceed their limit.
     """
     content_type = request.headers.get("content-type", "")
     if not is_form(content_type.encode("latin-1")):
@@ -105,7 +105,7 @@ def hear(job: str, body: bytes, model: ModelConfig, tools: InputProcessor) -> by
 
 
 def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: InputProcessor) -> SpokenSound:
-    """Return a sound in the prompts that ask for its text, cut where the context, the model or times need it."""
+    """Return the prompts that ask for the text of a sound, which is cut as the context, the model or times require."""
     from octavo.multimodal.sound import FIELD, cut_where_quiet, decoded
 
     sounds, style = tools.media.hearing, style_of(tools)
@@ -118,7 +118,7 @@ def _in_prompts(asked: TranscriptionRequest, task: Any, data: bytes, tools: Inpu
     start = 0
     for piece in cut_where_quiet(samples, rate, most_s):
         written, stop = style.prompt(tools, Asked(asked, task, (piece, rate))), start + len(piece)
-        # the sound is the form's file, though some families write it into messages
+        # the sound comes as the form's file, also for families whose template takes it in messages
         prompt = msgspec.structs.replace(written, media_places=None)
         try:
             token_ids, media = tools.media.read(prompt, tools.tokenised(prompt))

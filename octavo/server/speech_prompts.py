@@ -1,4 +1,5 @@
-"""How each family that reads sounds in the place of tokens is asked to write one down, and what it answers."""
+"""The prompt with which each family that reads sounds in place of tokens transcribes one, and the form of its
+answer."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Task = Literal["transcribe", "translate"]
 
 
 class Asked(NamedTuple):
-    """What a client asks of a sound, which is samples and their rate."""
+    """A client's request about a sound (its samples and their rate)."""
 
     form: TranscriptionRequest
     task: Task
@@ -32,10 +33,10 @@ class Asked(NamedTuple):
 
 
 class SpeechStyle(NamedTuple):
-    """write: makes the prompt for a sound. marks: tokens that a tokenizer of the family has. takes: those of the fields
+    """write: makes the prompt for a sound. marks: tokens that a tokenizer of the family has. takes: the fields among
     language, prompt and hotwords that it reads. piece_s: seconds of the longest sound that the family was trained on.
-    behind_language: what stands between the language, where the model writes it, and the text. tokens_per_s: most
-    tokens that a second of speech has, beyond which the model repeats itself; None for any number."""
+    behind_language: separator between the language and the text, for a model that writes the language. tokens_per_s:
+    most tokens per second of speech, as beyond it the model repeats itself; None: no limit."""
 
     write: Callable[[InputProcessor, Asked], Prompt]
     marks: tuple[str, ...] = ()
@@ -55,8 +56,8 @@ class SpeechStyle(NamedTuple):
         return self.write(tools, asked)
 
     def split(self, written: str) -> tuple[str | None, str] | None:
-        """Return the code of the language, None for no known one, and the text so far; None while it is open which
-        of the two comes."""
+        """Return the code of the language (None for an unknown one) and the text so far; None while it is undecided
+        whether language or text comes."""
         head, mark, text = written.partition(self.behind_language) if self.behind_language else ("", "", written)
         if mark and len(head) <= _LONGEST_HEAD:
             return _CODES.get(head.strip().removeprefix("language ").lower()), text
@@ -66,13 +67,13 @@ class SpeechStyle(NamedTuple):
 
 
 def style_of(tools: InputProcessor) -> SpeechStyle | None:
-    """Return how a model is asked; None for one that writes no speech down in prompts."""
+    """Return the style of a model; None if the model transcribes no speech from prompts."""
     style = None if tools.media.hearing is None else STYLES.get(media_family(tools.media.hearing.architecture).speech)
     return None if style is None or any(tools.tokenizer.token_id(each) is None for each in style.marks) else style
 
 
 def gap(before: str, after: str) -> str:
-    """Return what stands between two texts: a space, but none beside scripts that are written without."""
+    """Return the separator of two texts: a space, or "" for scripts that are written without spaces."""
     return "" if not before or not after or _is_unspaced(before[-1]) or _is_unspaced(after[0]) else " "
 
 
@@ -127,7 +128,7 @@ def _cohere(tools: InputProcessor, asked: Asked) -> Prompt:
 
 
 def _fun_asr(tools: InputProcessor, asked: Asked) -> Prompt:
-    """The words of Fun-ASR's own code: terms to expect, then the task with the language of the text."""
+    """The prompt of Fun-ASR's own code: terms to expect, then the task with the language of the text."""
     words, name = asked.form.hotwords or "", _named_language(asked.form.language, known=_FUN_ASR_LANGUAGES)
     if "<|" in words:
         raise InvalidRequest("hotwords has <|, with which special tokens begin; leave it out", field="hotwords")
@@ -174,12 +175,12 @@ def _named_language(given: str | None, field: str = "language", known: Mapping[s
 
 
 def no_text_before(field: str) -> InvalidRequest:
-    """Return the error for a field with such a text."""
+    """Return the error for a text in this field that the model does not read."""
     return InvalidRequest(f"{field} is set, and this model reads no text before a sound; leave it out", field=field)
 
 
 _LONGEST_HEAD: Final = 40
-"""Characters before the text, in which a language is looked for."""
+"""Most characters before the text, among which a language is looked for."""
 _GRANITE_WORDS: Final[Mapping[Task, str]] = {
     "transcribe": "can you transcribe the speech into a written format?",
     "translate": "translate the speech to {language}",
@@ -205,7 +206,7 @@ _COHERE_MARKS: Final = (
     *("\u2581", "<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>"),
     *("<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"),
 )
-"""Before the text; the language stands twice behind the fourth."""
+"""Tokens before the text; the language is inserted twice after the fourth."""
 _LANGUAGES: Final = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
     "fa": "Persian", "fi": "Finnish", "fil": "Filipino", "fr": "French", "hi": "Hindi", "hu": "Hungarian",

@@ -1,4 +1,4 @@
-"""The server's end of the helper processes: which job runs where, and what happens when a process ends."""
+"""The server's side of the helper processes: assigns jobs to workers and handles the end of a process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from octavo.server.text_process import (
 )
 
 SHORT_JOB_BYTES: Final = 256 << 10
-"""Bodies up to this size have a worker of their own, which no job keeps busy for longer than `SHORT_JOB_CPU_S`."""
+"""Bodies up to this size have a worker of their own, where a job may take at most `SHORT_JOB_CPU_S`."""
 
 SILENCE_S: Final = 4 * JOB_CPU_S
 """Seconds after which a worker that has sent no result is ended. On a busy machine a job takes longer than its
@@ -42,14 +42,15 @@ processor time."""
 _MOST_WORKERS: Final = {SHORT_JOBS: 1, LONG_JOBS: 2, FETCHES: 8}
 _MOST_TRIES: Final = 3
 _FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-"""Signals that no limit of ours sends and no library raises: the system, out of memory, or an operator sent them."""
+"""Signals that none of our limits sends and no library raises: they come from the system, out of memory, or an
+operator."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Lane:
-    """Workers for jobs of one kind: the connections of those that have no job, and how many may have one."""
+    """Workers for jobs of one kind: the connections of idle ones, and the most jobs at once."""
 
     mark: bytes
     free: asyncio.Semaphore
@@ -58,10 +59,10 @@ class _Lane:
 
 
 class TextPool:
-    """Worker processes for work on text: one for short jobs, two for long ones, eight for those that wait
-    for other hosts. The first job of a kind starts them. A short body that takes long becomes a long job.
+    """Worker processes for work on text: one for short jobs, two for long ones, eight for jobs that wait for other
+    hosts. The first job of a kind starts its workers. A short body that takes long becomes a long job.
 
-    A sender has at most one job with the workers of a lane, so that the jobs of senders take turns. The processes end
+    A sender has at most one running job in a lane, so that senders take turns. The processes end
     with the event loop that they were started on.
     """
 
@@ -84,7 +85,7 @@ class TextPool:
             mark = message.mark
             message = await self._in_turn(self._lanes[mark], kind, pieces, sender)
             if mark == SHORT_JOBS and isinstance(message, Ended) and message.signal == signal.SIGPROF:
-                message = Elsewhere(LONG_JOBS)  # it took more time than others are to wait
+                message = Elsewhere(LONG_JOBS)  # it took more time than other short jobs may wait
         if isinstance(message, Done):
             return message.value
         raise _error_of(message)
@@ -116,7 +117,7 @@ class TextPool:
     async def _exchange(self, lane: _Lane, head: bytes, pieces: Sequence[bytes]) -> FromWorker | None:
         """Send a job to a worker and return what it sends; None when it has ended before.
 
-        The connection is closed, which ends the worker, unless it has sent a result.
+        Unless the worker has sent a result, the connection is closed, which ends the worker.
         """
         reader, writer = lane.idle.pop() if lane.idle else await self._fork(lane.mark)
         message: FromWorker | None = None

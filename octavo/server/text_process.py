@@ -31,13 +31,13 @@ from octavo.server.preparing import Preparer, TextSetup, TokensRequest, prepared
 from octavo.server.sounds import HEAR, hear
 
 JOB_CPU_S: Final = 30.0
-"""Processor time that one job may take."""
+"""Seconds of processor time that one job may take."""
 
 SHORT_JOB_CPU_S: Final = 0.2
-"""Processor time that a job may take in the worker for short ones, for which those of others wait; it ends one that
-takes more, and the job begins again in a worker for long ones."""
+"""Seconds of processor time for a job in the worker for short jobs, where others wait behind it; a longer job is ended,
+and begins again in a worker for long jobs."""
 SHORT_TURN_S: Final = 0.05
-"""Processor time after which such a job with many prompts goes there by itself."""
+"""Seconds of processor time after which a short job with many prompts moves to a worker for long jobs by itself."""
 
 WORKER_MEMORY: Final = 3 << 29
 """Bytes that a worker may use beyond what it starts with: an image of the most pixels, of which the settings of
@@ -46,7 +46,7 @@ Qwen3-VL leave 16.8 million, takes 1.3 GiB."""
 SHORT_JOBS: Final = b"s"
 LONG_JOBS: Final = b"l"
 FETCHES: Final = b"f"
-"""The bytes that come with the socket of a worker, for what it does: the last one's jobs wait for other hosts."""
+"""The byte sent with a worker's socket states its kind: short jobs, long jobs, or jobs that wait for other hosts."""
 
 _LONG_JOBS_NICENESS: Final = 10
 
@@ -73,7 +73,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The job is one for workers of another mark."""
+    """The job belongs to workers of another kind, whose byte this is."""
 
     mark: bytes
 
@@ -86,7 +86,7 @@ def work(connection: socket.socket, do: Callable[[str, bytes], bytes], job_cpu_s
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     while (kind := frames.read(connection)) is not None and (body := frames.read(connection)) is not None:
         _end_when_closed(connection, True)
-        signal.setitimer(signal.ITIMER_PROF, job_cpu_s)  # its signal ends the process, also inside a library
+        signal.setitimer(signal.ITIMER_PROF, job_cpu_s)  # SIGIO then ends the process, even inside a library
         result = _result(do, kind.decode(), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _end_when_closed(connection, False)
@@ -117,7 +117,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     preparer = Preparer(tools, setup.policy, SHORT_TURN_S if mark == SHORT_JOBS else None)
-    # an image of a few kilobytes may take a second, a sound fifteen, which short jobs do not wait for
+    # an image of a few kilobytes may take one second, a sound fifteen: too long for short jobs to wait
     tools.media.urls.reads_images, tools.media.urls.waits_for_hosts = mark != SHORT_JOBS, mark == FETCHES
 
     def do(kind: str, body: bytes) -> bytes:
@@ -133,7 +133,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
     if (process := os.fork()) == 0:
         _limit_memory()
         if mark != SHORT_JOBS:
-            os.nice(_LONG_JOBS_NICENESS)  # long jobs take no processor from the model that others wait for
+            os.nice(_LONG_JOBS_NICENESS)  # long jobs must not slow the model down
         with suppress(BrokenPipeError, ConnectionResetError):  # the server has closed the connection
             work(connection, do, SHORT_JOB_CPU_S if mark == SHORT_JOBS else JOB_CPU_S)
         return

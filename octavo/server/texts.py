@@ -1,4 +1,4 @@
-"""Where the bodies of requests become prompts: in this process where that takes little time, else in a helper process.
+"""Makes prompts from the bodies of requests: in this process if that takes little time, else in a helper process.
 
 `preparing` does the work in either process; `text_process` is the helper.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
 INLINE_BYTES: Final = 8 << 10
-"""Bodies up to this size are decoded and rendered on the event loop: it takes less than going elsewhere."""
+"""Bodies up to this size are decoded and rendered on the event loop: a helper process would take longer."""
 
 _INLINE_LIMITS: Final = RenderLimits(steps=5_000, seconds=0.01, value_size=256 << 10)
 _TOKENS_BETWEEN_TURNS: Final = 64 << 10
@@ -80,10 +80,10 @@ class Texts:
     async def _here(
         self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]
     ) -> tuple[T, R] | None:
-        """Return a request and what `make` makes of it; None where that takes more time than this process has."""
+        """Return a request and the result of `make`; None if that takes too long for this process."""
         if sum(map(len, pieces)) > most_bytes:
             return None
-        # one at a time: whatever else waits for the loop runs between two of them
+        # one at a time: the event loop serves others between two of them
         async with self._turn:
             asked = decode(b"".join(pieces), kind)
             if asked.may_take_long:
@@ -94,7 +94,7 @@ class Texts:
                 return None
 
     async def _elsewhere(self, request: Request, kind: type[RequestBody], pieces: Sequence[bytes]) -> bytes:
-        """Return what a helper process makes of a body. The job ends when the client goes away or the server stops."""
+        """Return a helper process's result for a body. The job ends when the client disconnects or the server stops."""
         async with self._open_requests.track(request.receive):
             return await self.pool.run(name_of(kind), pieces, sender_of(request.scope))
 

@@ -35,7 +35,7 @@ def open_tracer(endpoint: str | None) -> Tracer | None:
 
 
 class Tracer:
-    """Sends spans in a thread of its own; those that it cannot send in time are dropped."""
+    """Sends spans in a thread of its own; spans that it cannot send in time are dropped."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -73,7 +73,7 @@ class Tracer:
         span.end(end_time=_ns(ended + since_epoch_s))
 
     def close(self) -> None:
-        """Send what is left; takes some seconds at most."""
+        """Send the remaining spans; takes some seconds at most."""
         self._provider.shutdown()
 
 
@@ -94,7 +94,7 @@ def _attributes(output: RequestOutput, params: SamplingParams, model: str) -> di
 
 
 def _latencies(metrics: RequestMetrics) -> dict[str, float]:
-    """Return the times of a request in seconds; those of parts that it did not reach are left out."""
+    """Return the latencies of a request in seconds, without those of phases that it did not reach."""
     arrived, began, ended = metrics.arrival_time, metrics.first_scheduled_time, metrics.finished_time
     first, last = metrics.first_token_time, metrics.last_token_time
     spans = {

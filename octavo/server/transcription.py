@@ -1,7 +1,7 @@
-"""Writes down a sound of any length, window by window, as OpenAI's transcribe does.
+"""Transcribes a sound of any length, window by window, as OpenAI's `transcribe` does.
 
-Each window is encoded once: the requests for it (is anything said, in which language, what) find its encoding. What is
-unlikely or repeats itself is drawn again at higher temperatures.
+Each window is encoded once: the requests for it (is anything said, in which language, what) find its encoding. A text
+that is unlikely or repeats itself is sampled again at higher temperatures.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FALLBACKS: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSED: Final = 2.4
 LEAST_LOGPROB: Final = -1.0
 SILENT_FROM: Final = 0.6
-"""Probability that nothing is said, from which on an unlikely text is left out."""
+"""Probability of silence from which on an unlikely text is dropped."""
 _MOST_REHEARD: Final = 4
-"""Windows per window's length of a sound; beyond, each one begins where the last one ends."""
+"""Most windows per window length of the sound; beyond it, each window begins at the end of the previous one."""
 
 
 class _Attempt(NamedTuple):
@@ -62,7 +62,7 @@ class SpeechSegment(Struct, frozen=True):
 
 @dataclass
 class Transcriber:
-    """One sound and what is asked of it. features: [bands, frames], of which the sound lasts `num_frames`.
+    """One sound and what is asked of it. features: [bands, frames], of which the sound covers `num_frames`.
 
     before: tokens of the text before the sound. hotwords: tokens of words to expect, which stand before each window.
     sampling: further sampling parameters.
@@ -106,7 +106,7 @@ class Transcriber:
     def _segments(
         self, attempt: _Attempt, silence: float, seek: int, length: int, number: int
     ) -> tuple[list[SpeechSegment], int]:
-        """Return the segments of a window with text, and the frames after which the next window begins."""
+        """Return the segments of a window that have text, and the number of frames to the begin of the next window."""
         rate = self.settings.sampling_rate / self.settings.hop_length  # frames per second
         pieces, seconds = cut_pieces(attempt.token_ids, self.tokens, length / rate)
         made: list[SpeechSegment] = []

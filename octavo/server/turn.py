@@ -30,7 +30,7 @@ class Turn(Generation):
 
     asked: ChatCompletionRequest
     reader: OutputReader | None = None
-    """What reads reasoning and calls; None where the text is all there is."""
+    """Reads reasoning and calls; None if the text is not parsed."""
 
     def sampling_params(self) -> SamplingParams:
         asked, model = self.asked, self.context.llm.config.model
@@ -50,7 +50,7 @@ class Turn(Generation):
             return self.context.llm.default_sampling_params(**{**given, **self._reading_params()})
 
     def _reading_params(self) -> dict[str, Any]:
-        """Return the sampling parameters with which the calls and the reasoning can be read."""
+        """Return the sampling parameters with the changes that reading calls and reasoning needs."""
         model = self.context.texts.format
         self.reader = model.reader(self.asked)
         form, *others = (model.form(self.asked, opened) for opened in {*map(model.opened_by, self.prompts)})
@@ -65,7 +65,7 @@ class Turn(Generation):
         return {**changes, "skip_special_tokens": False} if shows_special else changes
 
     def events(self, output: RequestOutput, completion: CompletionOutput) -> Sequence[OutputEvent]:
-        """Return what the model has written of a choice since the last output."""
+        """Return the events of a choice since its last output."""
         if self.reader is None:
             return [TextDelta(completion.text)] if completion.text else []
         return self.reader.events(output, completion)
@@ -99,7 +99,7 @@ class ShimTurn(Turn, Generic[S]):
 
     @abstractmethod
     def begin(self) -> None:
-        """Set what the response is made of: nothing has been written yet."""
+        """Initialise the state from which the response is made, before any output."""
 
     def event(self, encoder: msgspec.json.Encoder, chunk: StreamEvent) -> bytes:
         """Return a chunk as an event with the name of its type."""

@@ -1,4 +1,4 @@
-"""Work that thousands of clients bring at once, a little of it in each turn of the event loop."""
+"""Spreads calls that thousands of clients cause at once over many turns of the event loop."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from octavo.server.schema.common import GenerationRequest
 
 class CacheInfo(Struct, frozen=True):
     """The tokens of one prompt that were in the prefix cache. `miss_reason`: why not more; None if all were.
-    `fetched_tokens`: those whose KV came from another engine or from where it is kept; the rest was computed."""
+    `fetched_tokens`: tokens whose KV came from another engine or from a tier (host memory, disk); the others were
+    computed."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -28,8 +29,8 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Where the time of one prompt went, in milliseconds, with llama.cpp's names. n: tokens; `cache_n` of the prompt's
-    had their KV already, `prompt_n` were computed. Times of parts that were not reached are null."""
+    """The times of one prompt in milliseconds, with llama.cpp's names. n: number of tokens; `cache_n` of the prompt's
+    had their KV already, `prompt_n` were computed. Times of phases that were not reached are null."""
 
     cache_n: int
     prompt_n: int
@@ -42,7 +43,8 @@ class Timings(Struct, frozen=True):
 
     @classmethod
     def of(cls, output: RequestOutput, times: RequestMetrics, num_generated: int) -> Timings:
-        """Return those of a request. num_generated: tokens, of which the first comes with the prompt's last step."""
+        """Return the timings of a request. num_generated: number of output tokens; the first comes with the prompt's
+        last step."""
         found = output.num_cached_tokens + output.num_fetched_tokens
         computed = len(output.prompt_token_ids) - found
         prompt_ms = _ms(times.first_scheduled_time, times.first_token_time)
@@ -60,8 +62,8 @@ def _ms(start: float | None, end: float | None) -> float | None:
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """How many of the output tokens are reasoning, where it is read, and what became of guesses of the next tokens,
-    where any was verified."""
+    """The number of output tokens that are reasoning, if reasoning is read, and of accepted and rejected guesses, if
+    any guess was verified."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -91,7 +93,7 @@ class UsageCounts:
         self._last: list[RequestOutput | None] = [None] * num_prompts
         self._counts = [(0, 0, 0, 0)] * num_prompts
         self._sums = [0, 0, 0, 0]
-        """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
+        """Numbers of prompt tokens, cached ones, fetched ones, and generated tokens."""
         self._unread: dict[int, RequestOutput] = {}
         self._speculates = speculates
         self._asked = asked
@@ -118,7 +120,8 @@ class UsageCounts:
         return [output for output in self._last if output is not None]
 
     def usage(self, num_reasoning: int | None = None, *, without_completion: bool = False) -> Usage:
-        """Return the counts of all prompts together. num_reasoning: tokens of reasoning; None where it is not read."""
+        """Return the counts of all prompts together. num_reasoning: tokens of reasoning; None if reasoning is not
+        read."""
         self._read()
         num_tokens, num_cached, num_fetched, num_generated = self._sums
         timed = [(each, each.metrics) for each in self._known if each.metrics is not None]

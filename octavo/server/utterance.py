@@ -1,7 +1,7 @@
-"""A sound that is written down while it comes: its requests, and what is answered to them.
+"""Transcribes a sound while it arrives: its requests and their answers.
 
-Each utterance is a request to `/v1/audio/transcriptions` whose body arrives piece by piece: it has the checks, the
-limits and the end of such a request.
+Each utterance is a request to `/v1/audio/transcriptions` whose body arrives piece by piece, with all checks and limits
+of that endpoint.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _TRANSCRIPTIONS: Final = "/audio/transcriptions"
 _PASSED_ON: Final = frozenset(
     {b"host", b"authorization", b"x-api-key", b"sec-websocket-protocol", b"traceparent", b"tracestate"}
 )
-"""Headers of the handshake that each utterance has, too."""
+"""Headers of the handshake that are passed on to the request of each utterance."""
 
 
 class Turn:
-    """The answer to what a client appends until it commits: to one utterance, or to several that were cut in pauses.
+    """The answer to the sound that a client appends until it commits: one utterance, or several that were cut in
+    pauses.
 
     say: sends an event to the client.
     """
@@ -40,9 +41,9 @@ class Turn:
     ) -> None:
         self.id = item_id
         self.has_failed = False
-        """Whether an error was the answer."""
+        """Whether an error was sent."""
         self.num_open = self._num_utterances = 0
-        """How many utterances are not answered yet, and how many there were."""
+        """The number of utterances without an answer yet, and of all utterances."""
         self._is_committed = False
         self._words, self._say = words, say
         self._text = ""
@@ -73,7 +74,7 @@ class Turn:
         await self._end_if_done()
 
     async def commit(self) -> None:
-        """Send the whole text once all utterances are answered: there are no more."""
+        """Note that no utterance follows: once all are answered, the whole text is sent."""
         self._is_committed = True
         await self._end_if_done()
 
@@ -90,7 +91,7 @@ class Turn:
 class Utterance:
     """A request to write down one sound, from the first piece of its body to the last event of its response.
 
-    session_id: with which the id of the request begins. before: the utterance after whose answer this one's is due.
+    session_id: prefix of the request's id. before: the utterance whose answer must be sent before this one's.
     ended: called once it is answered.
     """
 
@@ -112,7 +113,7 @@ class Utterance:
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._num_bytes = 0
         self.is_whole = False
-        """Whether nothing can be added: it is committed, or nothing was for a long time."""
+        """Whether the sound has ended: it was committed, or nothing was added for a long time."""
         self._status, self._body = 0, b""
         self._has_left = False
         self._reason: ApiError | None = None
@@ -120,7 +121,7 @@ class Utterance:
         self.task = asyncio.create_task(self._run())
 
     def add(self, audio: bytes, most_bytes: int) -> None:
-        """Add samples. Raises ApiError where the body becomes too large; what was added before stays."""
+        """Add samples. Raises ApiError if the body becomes too large; earlier samples stay."""
         tail = len(form_tail(self._boundary))
         if self._num_bytes + len(audio) + tail > most_bytes:
             raise ApiError(
@@ -145,7 +146,7 @@ class Utterance:
 
     def _put(self, body: bytes, *, more_body: bool = True) -> None:
         if self._num_bytes and self.task.done():
-            return  # it was refused: its error is its answer
+            return  # it was refused: the error is its answer
         self._num_bytes += len(body)
         self._messages.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
 
@@ -153,7 +154,7 @@ class Utterance:
         try:
             async with asyncio.timeout(None if self.is_whole else self._request.app.context.args.body_timeout_s):
                 message = await self._messages.get()
-        except TimeoutError:  # a client that is silent for long: what came takes memory until it is written down
+        except TimeoutError:  # the client has been silent for long: untranscribed sound takes memory
             self.commit()
             message = await self._messages.get()
         if message["type"] == "http.disconnect":
@@ -182,7 +183,7 @@ class Utterance:
             self._ended(self)
 
     async def _send(self, message: Message) -> None:
-        """Send on what the response says."""
+        """Forward the text and the errors of the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status != 200:
@@ -209,14 +210,14 @@ class Utterance:
         await self.turn.fail(error)
 
     async def _wait_for_turn(self) -> None:
-        """Return after the answer to the utterance before."""
+        """Wait until the previous utterance is answered."""
         if self._before is not None:
             await asyncio.wait({self._before.task})
             self._before = None
 
 
 def _wav_head(rate: int) -> bytes:
-    """Return what stands before the samples of a wav of unknown length, as streams have them."""
+    """Return the header of a wav file of unknown length, as streams use it."""
     unknown = b"\xff\xff\xff\xff"
     sound = struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16)  # integers, one channel, 2 bytes a sample
     return b"".join((b"RIFF", unknown, b"WAVEfmt ", sound, b"data", unknown))

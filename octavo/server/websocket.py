@@ -1,7 +1,7 @@
-"""WebSockets (RFC 6455) on connections of the HTTP server: how a request becomes one, what waits, and the end.
+"""WebSockets (RFC 6455) on connections of the HTTP server: handshake, buffers and close.
 
-The request that asks for one passes the checks of any other; its handler makes the connection a WebSocket. Frames are
-read and written by `websocket_protocol`, which is imported then.
+The request for one passes all checks of HTTP requests; its handler makes the connection a WebSocket. Frames are read
+and written by `websocket_protocol`, which is imported at the first handshake.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ GOING_AWAY, TOO_LARGE = 1001, 1009
 """Codes with which the server closes a WebSocket."""
 
 _MOST_WAITING_BYTES: Final = 256 << 10
-"""Received bytes that wait for their reader, besides the rest of a message, before no more are received."""
+"""Most received bytes that wait for their reader, besides the rest of a message; reading from the socket then
+pauses."""
 _BYTES_OF_TURN: Final = 1024
-"""Bytes whose frames are read before others get the event loop: 170 of the smallest size, which take 1 ms."""
+"""Bytes that are parsed in one turn of the event loop: 170 of the smallest frames, which take 1 ms."""
 _FIRST_CONTROL: Final = 8
 """Frames of this kind and above are no part of a message."""
 
 
 class WebSocketError(Exception):
-    """What a client has sent is no message of a WebSocket, or too long. code: with which it is to be closed."""
+    """A client has sent an invalid or too long message. code: the close code of the WebSocket."""
 
     def __init__(self, code: int, message: str) -> None:
         if code == TOO_LARGE:
@@ -45,8 +46,8 @@ class WebSocketError(Exception):
 
 
 class Upgrade:
-    """Makes a WebSocket of the connection of a request. Requests that name another protocol have it as an extension of
-    their scope where this server's own protocol reads them."""
+    """Makes a WebSocket of the connection of a request. It is an extension of the scope of requests with a header
+    `Upgrade` that octavo's own HTTP protocol has read."""
 
     NAME: Final = "octavo.upgrade"
 
@@ -75,7 +76,8 @@ class Upgrade:
 
 
 class WebSocket(asyncio.Protocol):
-    """A connection after its handshake. It has one reader. http: the connection before, as which it still counts."""
+    """A connection after its handshake. It has one reader. http: the HTTP connection before, whose place in the counts
+    it keeps."""
 
     def __init__(self, http: HttpProtocol, protocol: RaisingProtocol) -> None:
         self._http = http
@@ -88,7 +90,7 @@ class WebSocket(asyncio.Protocol):
         self._writable.set()
         self.is_open = True
         self.on_finish: Callable[[], object] = lambda: None
-        """Called when the server stops: the WebSocket is to be closed once what is under way is done."""
+        """Called when the server stops: it must close the WebSocket once open answers are sent."""
         http.websocket = self
         http.transport.set_protocol(self)
         http.flow.resume_reading()
@@ -119,7 +121,8 @@ class WebSocket(asyncio.Protocol):
     # What the application calls.
 
     async def receive(self) -> bytes | None:
-        """Return the next message; None after the last one. Raises WebSocketError, upon which it is to be closed."""
+        """Return the next message; None after the last one. Raises WebSocketError, after which the caller must close
+        it."""
         message = bytearray()
         while (frame := await self._next_frame()) is not None:
             if frame.opcode < _FIRST_CONTROL:
@@ -136,7 +139,7 @@ class WebSocket(asyncio.Protocol):
             await self._writable.wait()
 
     async def ping(self) -> None:
-        """Send what the client answers by itself, so that no proxy takes the connection for an unused one."""
+        """Send a ping, which clients answer by themselves, so that no proxy closes the connection as unused."""
         if self.is_open:
             self._protocol.send_ping(b"")
             self._flush()
@@ -155,11 +158,11 @@ class WebSocket(asyncio.Protocol):
             if not self.is_open:
                 return None
             await self._read_frames()
-        await asyncio.sleep(0)  # whatever else waits for the loop runs between two frames
+        await asyncio.sleep(0)  # the event loop serves others between two frames
         return self._frames.popleft()
 
     async def _read_frames(self) -> None:
-        """Read the frames of some bytes. Pings and a closing are answered, in order and behind what was sent before."""
+        """Parse frames from bytes. Pings and a close frame are answered in order, after earlier messages."""
         if not self._buffer:
             self._http.flow.resume_reading()
             self._arrived.clear()
@@ -176,7 +179,7 @@ class WebSocket(asyncio.Protocol):
         await self._writable.wait()
 
     def _flush(self) -> None:
-        """Write what the protocol has to say; behind a closing, the end of the connection."""
+        """Write the protocol's pending bytes; after a close frame, end the connection."""
         http = self._http
         if data := b"".join(self._protocol.data_to_send()):
             http.transport.write(data)
@@ -193,7 +196,7 @@ class WebSocket(asyncio.Protocol):
 
 
 def upgrade_required() -> ApiError:
-    """Return the error for a request that has to be the handshake of a WebSocket."""
+    """Return the error for a plain request to an endpoint that needs the handshake of a WebSocket."""
     return ApiError(
         426,
         "this is a WebSocket; connect with a client for those, by a URL that begins with ws:// or wss://",
@@ -214,7 +217,7 @@ def not_by_this_server() -> ApiError:
 
 
 def no_handshake(what: str) -> ApiError:
-    """Return the error for the handshake of a WebSocket that is wrong. what: the header, or all of it."""
+    """Return the error for a wrong WebSocket handshake. what: the part that is wrong, for the message."""
     return ApiError(
         400,
         "the handshake of a WebSocket is a GET of HTTP/1.1 without a body, with nothing behind it, and has a "

@@ -1,4 +1,4 @@
-"""RFC 6455 by the package websockets, which takes tens of milliseconds to import: with the first WebSocket."""
+"""RFC 6455 by the package websockets; imported with the first WebSocket, as that takes tens of milliseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VERSION: Final = "Sec-WebSocket-Version"
 
 
 class RaisingProtocol(ServerProtocol):
-    """Raises a WebSocketError where a client has made a mistake, so that it can be said before the WebSocket closes."""
+    """Raises a WebSocketError for a client's mistake, so that it can be reported before the WebSocket closes."""
 
     def fail(self, code: int, reason: str = "") -> None:
         raise WebSocketError(int(code), reason)
@@ -31,9 +31,9 @@ class RaisingProtocol(ServerProtocol):
 def accept(
     path: str, fields: Iterable[tuple[bytes, bytes]], subprotocol: str, request_id: str
 ) -> tuple[RaisingProtocol, bytes]:
-    """Return the protocol of a WebSocket, and the response to its handshake, which is to be sent.
+    """Return the protocol of a WebSocket, and the response to its handshake, for the caller to send.
 
-    fields: the headers of the request. subprotocol: is chosen where the client offers it. Raises ApiError.
+    fields: the headers of the request. subprotocol: chosen if the client offers it. Raises ApiError.
     """
     protocol = RaisingProtocol(
         select_subprotocol=lambda _, offered: next((each for each in offered if each == subprotocol), None),

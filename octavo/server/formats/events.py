@@ -1,4 +1,4 @@
-"""What a model has written, piece by piece. Every API writes these events in a shape of its own."""
+"""Events for the pieces of a model's output. Every API writes these events in a shape of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReasoningDelta(Struct, frozen=True):
 class ToolCallBegin(Struct, frozen=True):
     """The begin of a call: its index among the calls of a choice, its id, and the name of the tool.
 
-    is_custom: of a custom tool; the pieces make its input.
+    is_custom: the tool is a custom one, and the joined pieces are its input.
     """
 
     index: int
@@ -72,7 +72,7 @@ class ReadOutput(Struct):
 
 
 def joined(events: Iterable[OutputEvent]) -> ReadOutput:
-    """Return what the events of a choice say together."""
+    """Return the whole output of a choice from its events."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[ReadCall] = []
@@ -100,19 +100,19 @@ _HIGH: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _WHOLE: Final = re.compile(
     rf'(?:[^"\\]|\\["\\/bfnrt]|(?!{_HIGH})\\u[0-9a-fA-F]{{4}}|{_HIGH}(?:\\u[0-9a-fA-F]{{4}}|(?=[^\\]|\\[^u])))*'
 )
-"""Characters of a JSON string, of which none is cut: half of a surrogate pair waits for the other."""
+"""Complete characters of a JSON string: half of a surrogate pair is not matched before the other half is there."""
 _LONE: Final = re.compile("[\ud800-\udfff]")
 
 
 class CustomInputs:
-    """Makes the input of the arguments of calls of these tools, as they come; other events stay as they are."""
+    """Replaces the arguments of calls of these tools by their input, piece by piece; other events stay as they are."""
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
         self._input: _Input | None = None
 
     def read(self, events: Iterable[OutputEvent]) -> list[OutputEvent]:
-        """Return the events with the inputs of custom tools in the place of their arguments."""
+        """Return the events with the inputs of custom tools instead of their arguments."""
         found: list[OutputEvent] = []
         for event in events:
             match event:
@@ -152,7 +152,8 @@ class _Input:
         return _LONE.sub("\ufffd", decoded)
 
     def rest(self) -> str:
-        """Return the text of arguments that have another form: that of `input`, else they are the text."""
+        """Return the input when the arguments have another form: the text of the key `input`, else the arguments
+        themselves."""
         if self._is_open:
             return "" if self._held.startswith('"') else self._held
         try:

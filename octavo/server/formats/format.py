@@ -30,15 +30,13 @@ _FIELD_AND_ARGUMENT: Final[Mapping[Part, tuple[str, str]]] = {
     "calls": ("tool_calls", "tool_call_parser"),
     "reasoning": ("thinking", "reasoning_parser"),
 }
-"""For each part of a format the field that our files have it in, and the argument that names its parser."""
+"""For each part of a format: its field in our files, and the argument that names its parser."""
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks of reasoning.
-
-    repeats: it may come again after other text. then: a mark before what follows it. is_text: it stays in the text,
-    with its marks.
+    """The marks of reasoning. repeats: reasoning may come again after other text. then: a mark between reasoning and
+    the text after it. is_text: reasoning stays in the text, with its marks.
     """
 
     opens: tuple[Mark, ...]
@@ -48,7 +46,7 @@ class ReasoningFormat:
     is_text: bool = False
 
     def end_of(self, opened: int) -> Mark:
-        """Return the close mark that belongs to the open mark at a place, where each has its own; else the first."""
+        """Return the close mark of the open mark with this index if each has its own; else the first close mark."""
         return self.closes[opened if len(self.opens) == len(self.closes) else 0]
 
 
@@ -82,12 +80,11 @@ class TagFormat:
 
 
 class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands beside calls.
-
-    begin, end: marks around all calls of a turn. separator: what stands between two calls. is_bare: the calls may be
-    the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for OpenAI's form. id_form: the
-    id as the model writes it, with groups of the open mark in braces; empty where it writes none. leads: texts each of
-    which may stand before the calls that a request demands. is_keyed: an object has the name as its key.
+    """The text around calls. begin, end: marks around all calls of a turn. separator: what stands between two calls.
+    is_bare: the calls may be the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for
+    OpenAI's form. id_form: the id as the model writes it, with groups of the open mark in braces; empty where it writes
+    none. leads: texts each of which may stand before the calls that a request demands. is_keyed: an object has the name
+    as its key.
     """
 
     begin: str = ""
@@ -287,7 +284,7 @@ def templates() -> Mapping[str, ResponseTemplate]:
 def format_of(
     chat_template: str | None, response_template: Any = None, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> Format | None:
-    """Return the format of a model, None where nothing is read from its text.
+    """Return the format of a model; None if its text is not parsed.
 
     chat_template: its source. response_template: what tokenizer_config.json has. A parser is a name, `none`, `hf`, the
     checkpoint's own template, or `auto`: that, else the one whose marks the chat template has. Raises ConfigError for
@@ -324,7 +321,8 @@ def _own_format(value: Any) -> Format | None:
 
 
 def _format_with(part: Part, asked: str, own: Format | None, chat_template: str) -> Format | None:
-    """Return the format whose calls or reasoning are read; None for none. asked: a parser, as in `format_of`."""
+    """Return the format that supplies calls or reasoning; None if they are not parsed. asked: a parser, as in
+    `format_of`."""
     if asked == NONE:
         return None
     if asked in (AUTO, OWN) and own is not None and getattr(own, part) is not None:
@@ -345,6 +343,6 @@ def _format_with(part: Part, asked: str, own: Format | None, chat_template: str)
 
 
 def _num_found(template: ResponseTemplate, chat_template: str) -> int:
-    """Return how many characters of a chat template speak for a format, 0 for none."""
+    """Return how many characters of a chat template match a `detect` list of the format; 0 if none does."""
     fitting = (texts for texts in template.detect if all(text in chat_template for text in texts))
     return max((sum(map(len, texts)) for texts in fitting), default=0)

@@ -25,11 +25,11 @@ _TEXT: Final = f"/{ANY}/"
 _LAZY: Final = r"/(.|\n)*?/"
 
 Part = Callable[[str, Mapping[str, Any], str], str]
-"""The rule of a property, of its key, its schema and a number for its own rules."""
+"""Returns the rule of a property from its key, its schema and a number for the names of its sub-rules."""
 
 
 class CallGrammar:
-    """The rules of one grammar as they are made."""
+    """Builds the rules of one grammar."""
 
     def __init__(self, form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
         assert form.calls is not None
@@ -39,16 +39,17 @@ class CallGrammar:
         self._special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.special_ids}
         spellings = sorted(filter(None, self._special), key=len, reverse=True)
         self._cut = re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
-        # the text before the name is no part of the grammar: that begins behind it
+        # the grammar begins behind the trigger, the text before the name
         is_free = not (asked.must_call or calls.is_bare)
         self._trigger = (calls.begin.strip() or calls.opens[0].pieces[0].literal) if is_free else ""
         self._options: Mapping[str, Any] = _STRICT
         self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
 
     def form(self) -> StructuredOutputsParams:
-        """Return the form of a response, behind its reasoning.
+        """Return the form of the part of a response that follows its reasoning.
 
-        Where the request demands calls, it is calls alone; else any text, and calls of this form behind each open mark.
+        If the request demands calls, that part is calls alone; else any text, with calls of this form behind each open
+        mark.
         """
         calls, trigger = self._calls, self._trigger
         is_list = calls.is_list or calls.content == "pythonic"
@@ -83,14 +84,14 @@ class CallGrammar:
         return any(rule.startswith(f"{name}:") for rule in self._rules)
 
     def _call(self, tool: Tool, number: int, is_list: bool) -> str:
-        """Return one call, with its marks where they are not around all calls."""
+        """Return the rule of one call, with its marks unless they are around all calls."""
         calls, name = self._calls, tool.function.name
         schema = dict(tool.function.parameters or _NOTHING)
         if schema.setdefault("type", "object") != "object":
             field = f"tools[{(self._asked.tools or []).index(tool)}].function.parameters"
             raise InvalidRequest(f"{field}.type is {schema['type']!r:.60}, must be 'object'", field=field)
         is_loose = not (self._asked.must_call or tool.function.strict)
-        # only strict tools promise every keyword; of others those that the grammar does not know are left out
+        # only strict tools promise every keyword; for other tools, keywords that the grammar does not know are ignored
         self._options = _STRICT if tool.function.strict else _LENIENT
         if calls.content == "pythonic":
             return f"{self.spelled(f'{name}(')} {self._keywords(schema, number)} {self.spelled(')')}"
@@ -152,7 +153,7 @@ class CallGrammar:
         return self.listed(schema, f"{number}", ", ", part)
 
     def listed(self, schema: Mapping[str, Any], number: str, joint: str, part: Part) -> str:
-        """Return the properties of a schema, with a joint between two: those that are required first, then any of the
+        """Return the rule of the properties of a schema, joined by `joint`: the required ones first, then any of the
         others."""
         required, properties = required_of(schema), properties_of(schema)
         keys = sorted(properties, key=lambda key: key not in required)
@@ -167,7 +168,7 @@ class CallGrammar:
 
     @property
     def is_strict(self) -> bool:
-        """Whether the tool whose rules are made is strict."""
+        """Whether the current tool is strict."""
         return self._options is _STRICT
 
     def json(self, schema: Mapping[str, Any]) -> str:
@@ -196,6 +197,6 @@ class CallGrammar:
         )
 
     def spelled(self, text: str) -> str:
-        """Return a text in the notation of the grammar; special tokens stand by their ids, as no text spells them."""
+        """Return a text in the notation of the grammar; special tokens are written by id, as no text spells them."""
         parts = filter(None, self._cut.split(text))
         return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = frozenset(("integer", "number", "boolean", "null"))
 _NO_KEY: Final = re.compile(r"[:,{}\[\]\"]|^\s|\s$|^$")
-"""What keys have that are written with quotes."""
+"""Matches characters that make a key be written with quotes."""
 _ANY_KEY: Final = r"/[^:,{}\[\]<>\"\s]{1,64}/"
 
 
 class LaxGrammar:
     """Makes the rules of values. quote: the mark on both sides of texts.
 
-    What a schema with other keywords than those of `SPELLED` demands of objects and lists is written as JSON.
+    Objects and lists whose schema has keywords outside of `SPELLED` are written as JSON.
     """
 
     def __init__(self, rules: CallGrammar, quote: str) -> None:
         self._rules, self._quote = rules, Mark.of(quote)
 
     def value(self, schema: Mapping[str, Any], number: str) -> str:
-        """Return the rule of a value of a schema. number: that of its own rules."""
+        """Return the rule of a value of a schema. number: makes the names of its sub-rules unique."""
         kind, is_spelled = schema.get("type"), schema.keys() <= SPELLED
         words = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if self._quote.spelled() == '"' or (isinstance(kind, str) and kind in _PLAIN):

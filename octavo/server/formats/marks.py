@@ -1,8 +1,8 @@
 """Marks in a text: literals, or patterns with gaps, which are found in a stream and written into grammars.
 
 A pattern is the part of regular expressions that response templates use: literal text, white space (`\\s*`, `\\n?`),
-anything (`.*?`), and named groups of one class of characters (`(?P<name>[^>]+)`). Gaps are bounded, so that the text
-that is held back is.
+anything (`.*?`), and named groups of one class of characters (`(?P<name>[^>]+)`). Gaps are bounded, and so is the text
+that is held back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 MOST_NAME: Final = 128
-"""Characters that a group of a mark may have; a name that is longer is no name."""
+"""Most characters of a group of a mark; a longer text is no name."""
 
 _MOST_GAP: Final = 64
 _PIECE: Final = re.compile(
@@ -42,7 +42,7 @@ class Piece:
 
     @property
     def begun(self) -> str:
-        """The pattern of any beginning of the piece, the empty one and the whole included."""
+        """The pattern of any prefix of the piece, including the empty one and the whole piece."""
         if not self.literal:
             return f"(?:{self.gap.removesuffix('?')})" if self.gap.endswith("?") else f"(?:{self.gap})?"
         pattern = ""
@@ -95,7 +95,7 @@ class Mark:
 
     @cached_property
     def begun(self) -> str:
-        """The pattern of any beginning of the mark that is not empty."""
+        """The pattern of any prefix of the mark that is not empty."""
         first, *others = self.pieces
         pattern = ""
         for piece in reversed(others):
@@ -118,7 +118,7 @@ class Mark:
 
 
 def pieces_of(pattern: str) -> list[Piece]:
-    """Return the pieces of a pattern. Raises ValueError for what patterns of marks do not have."""
+    """Return the pieces of a pattern. Raises ValueError for syntax that patterns of marks do not have."""
     pieces: list[Piece] = []
     at = 0
     while at < len(pattern):
@@ -160,7 +160,7 @@ class Marks:
     def __init__(self, marks: Iterable[Mark]) -> None:
         self.marks = sorted(dict.fromkeys(marks), key=lambda mark: (-len(mark.spelled()), -len(mark.pieces)))
         whole = "|".join(f"({mark.full})" for mark in self.marks) or "(?!)"
-        # one that may still come goes before those that come after it, so that the cuts of a text choose none
+        # a mark that may still be completed wins over later ones, so that the result does not depend on the cuts
         either = "|".join(rf"({mark.full})|(?:{mark.begun})\Z" for mark in self.marks) or "(?!)"
         self._whole = re.compile(whole, re.DOTALL)
         self._any = re.compile(either, re.DOTALL)

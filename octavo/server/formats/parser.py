@@ -53,7 +53,7 @@ class OutputParser:
         self._marks = Marks(roles)
         self._ends_of_reasoning = Marks(ends)
         self.state: Literal["text", "reasoning", "reasoned"] = "text"
-        """Whether the text is inside of reasoning, or behind it."""
+        """The current part of the output."""
         self._text = Trimmed(lambda piece: (TextDelta(piece),))
         self._is_bare = self._writer is not None and of.calls is not None and of.calls.is_bare
         self._reasons_again = of.reasoning is not None and of.reasoning.repeats

@@ -26,8 +26,8 @@ _PAIRS: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 Reader = Callable[[Source, CallFormat, CallWriter, Found | None], Reading[None]]
-"""Reads what follows an open mark, None for a bare call. Raises Malformed, before the begin of a call, for text that is
-no call; what follows the begin is an argument, whatever it is."""
+"""Reads the text after an open mark (None: a bare call, without mark). Raises Malformed for text that is no call, but
+only before the begin of the call; text after it is read as arguments, whatever it is."""
 
 
 def _read_arguments(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
@@ -52,7 +52,7 @@ def _read_calls(source: Source, form: CallFormat, writer: CallWriter, found: Fou
     while True:
         char = yield from source.peek()
         if char == "{":
-            if writer.num_calls > num_before:  # what is no call behind one that is stays text, too
+            if writer.num_calls > num_before:  # behind a call, text that is no call stays text, too
                 source.keep_from(source.at)
             source.at += 1
             yield from _read_call(source, form, writer)
@@ -136,7 +136,7 @@ def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Foun
 def _read_tag(
     source: Source, form: TagFormat, writer: CallWriter, found: Found, schema: Mapping[str, Any]
 ) -> Reading[bool]:
-    """Read the value behind the open mark of a tag, and its close mark; return whether the text has that."""
+    """Read the value behind the open mark of a tag, and its close mark; return whether there is a close mark."""
     key, is_exact = found.groups["key"].strip(), form.is_nested or form.is_exact
     as_text = is_text(schema, found.groups.get("is_string") == "true" or found.groups.get("type") == "string")
     if as_text and not form.is_xml:
@@ -165,7 +165,8 @@ def _read_tag(
 
 
 def _read_strings(source: Source, form: TagFormat, pieces: list[str]) -> Reading[None]:
-    """Append to the pieces of a value what follows its close mark, where that stands within a string of its JSON."""
+    """If the close mark stands within a string of the value's JSON, append the text after it to the pieces of the
+    value."""
     read: list[str] = []
     part = "".join(pieces)
     is_within = part.lstrip()[:1] in ("{", "[", '"') and _QUOTES.sub("", part).count('"') % 2 == 1
@@ -176,21 +177,21 @@ def _read_strings(source: Source, form: TagFormat, pieces: list[str]) -> Reading
         read += found
         is_within = _QUOTES.sub("", "".join(found)).count('"') % 2 == 0
         if end is None or (not is_within and not is_value(f"{part}{''.join(read)}")):
-            # no such string: the mark is one, and what follows it is read again
+            # no such string: the close mark is a real one, and the text after it is read again
             source.push_back("".join([*read[1:], "" if end is None else form.close.spelled()]))
             return
     pieces += read
 
 
 def _xml_text(text: str) -> str:
-    """Return the text that XML stands for, in CDATA or with entities; what is no XML stands for itself."""
+    """Return the text that XML (CDATA or entities) encodes; a text that is no XML is returned as it is."""
     if (inner := text.strip()).startswith("<![CDATA[") and inner.endswith("]]>"):
         return inner[len("<![CDATA[") : -len("]]>")]
     return text if _NO_XML.search(text) else unescape(text, {"&quot;": '"', "&apos;": "'"})
 
 
 def _until_close(source: Source, tag: TagFormat, marks: Marks, key: str, emit: Emit) -> Reading[Found | None]:
-    """Do what `Source.until` does with marks of which the close mark of another key than this one is text."""
+    """Read like `Source.until`, but take the close mark of any other key for text."""
     # A mark for each key would be one compiled pattern for each, which takes milliseconds.
     while (found := (yield from source.until(marks, emit))) is not None:
         if found.mark == tag.open or found.groups.get("end", key) == key:
@@ -204,8 +205,8 @@ def _until_close(source: Source, tag: TagFormat, marks: Marks, key: str, emit: E
 def _element(
     source: Source, tag: TagFormat, key: str, schema: Mapping[str, Any], depth: int = 1
 ) -> Reading[str | None]:
-    """Return the JSON of what stands before the close mark of a key: of the tags in it, else of its text. None where
-    the text is cut."""
+    """Return the JSON of the content before the close mark of a key: its tags, else its text. None where the text is
+    cut."""
     pieces: list[str] = []
     inner: list[tuple[str, str]] = []
     is_text = depth >= _MOST_DEPTH or schema.get("type") == "string"
@@ -224,7 +225,7 @@ def _element(
 
 
 def _joined(inner: list[tuple[str, str]], text: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON of tags, which are an object, or a list of `item`; of a text where there are none."""
+    """Return the JSON of tags: a list of `item`, or an object; without tags the JSON of the text."""
     kind = schema.get("type")
     if not inner and kind == "string":
         return json.dumps(text, ensure_ascii=False)

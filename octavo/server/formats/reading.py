@@ -24,7 +24,7 @@ from octavo.server.schema.shim import as_json
 from octavo.structured_output.grammars import check_grammar
 
 _TAIL_TOKENS: Final = 16
-"""Tokens in which a mark of reasoning is looked for."""
+"""Number of last prompt tokens in which an open mark of reasoning is looked for."""
 
 _MOST_SPECIAL: Final = 64
 
@@ -57,7 +57,8 @@ class ModelFormat:
 
     @cached_property
     def format(self) -> Format | None:
-        """The format; that of Hermes where a chat template knows of no tools, which are then described in a message."""
+        """The format. Where the chat template does not support tools, it is that of Hermes, and a message describes the
+        tools."""
         calls, reasoning = self._parsers
         if calls == AUTO and not self.template_reads_tools:
             calls = "hermes"
@@ -69,7 +70,7 @@ class ModelFormat:
         return self.format is not None and self.format.reasoning is not None
 
     def check(self, asked: ChatCompletionRequest) -> None:
-        """Raise InvalidRequest for tools and budgets that the model does not know. May take a second."""
+        """Raise InvalidRequest for tools and thinking budgets that the model does not support. May take a second."""
         if asked.thinking_token_budget is not None and not self.marks_reasoning:
             raise InvalidRequest(
                 "thinking_token_budget cannot be used: it is not known how this model marks its reasoning; start the "
@@ -105,9 +106,9 @@ class ModelFormat:
             warn_once("calls of tools whose schemas are not strict", " ".join(left_out))
 
     def form(self, asked: ChatCompletionRequest, opened: int | None) -> StructuredOutputsParams | None:
-        """Return the form of a response, None for any text: that of the calls that the request demands, which leave no
-        text for another form, or the one that it gives. It holds behind reasoning. opened: the place of the mark that
-        has opened reasoning in the prompt, as `opened_by` has it."""
+        """Return the form of a response: that of the calls which the request demands, else the form that it states;
+        None for any text. The form applies behind reasoning. opened: index of the mark that has opened reasoning in the
+        prompt, from `opened_by`."""
         form = asked.form()
         if self.format is None:
             return form
@@ -126,8 +127,8 @@ class ModelFormat:
     def with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """Return the messages and the tools that the chat template is given. Where it knows of no tools, messages of
-        the roles system, user and assistant alone describe tools, calls and results."""
+        """Return the messages and the tools for the chat template. If it does not support tools, they, calls and
+        results are described in messages of the roles system, user and assistant."""
         if self.template_reads_tools:
             return messages, tools
         text = _TOOLS.format("\n".join(map(as_json, tools)))
@@ -140,7 +141,7 @@ class ModelFormat:
         return [{"role": "system", "content": text}, *plain], None
 
     def reader(self, asked: ChatCompletionRequest) -> OutputReader | None:
-        """Return what reads the outputs of a request; None where their text is all there is."""
+        """Return the reader of a request's outputs; None where their text is not parsed."""
         if self.format is None:
             return None
         reads_calls = bool(asked.tools) and asked.call_mode != "none"
@@ -168,7 +169,7 @@ class ModelFormat:
         return any(text in literal for text in special for literal in literals)
 
     def opened_by(self, prompt: Prompt) -> int | None:
-        """Return the place of the open mark of reasoning with which a prompt ends; None for other prompts."""
+        """Return the index of the open mark of reasoning with which a prompt ends; None for other prompts."""
         reasoning = None if self.format is None else self.format.reasoning
         if reasoning is None:
             return None
@@ -259,7 +260,7 @@ class _Choice:
         return self._custom.read(events)
 
     def in_one_piece(self, events: list[OutputEvent], is_last: bool) -> list[OutputEvent]:
-        """Return the events with all reasoning in one, before what follows it."""
+        """Return the events with all pieces of reasoning joined in one event, before the others."""
         self._held += [event.text for event in events if isinstance(event, ReasoningDelta)]
         others: list[OutputEvent] = [event for event in events if not isinstance(event, ReasoningDelta)]
         if self._held and (others or is_last):
@@ -269,7 +270,7 @@ class _Choice:
 
 
 def _unusable(asked: ChatCompletionRequest, error: InvalidRequest) -> InvalidRequest:
-    """Return the error of calls whose grammar cannot be used: that of the first tool whose schema is to blame."""
+    """Return the error for calls whose grammar cannot be used; it names the first tool whose schema cannot be used."""
 
     for index, tool in enumerate(asked.tools or []):
         function, is_custom = tool.function, tool.custom is not None

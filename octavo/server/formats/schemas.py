@@ -1,4 +1,4 @@
-"""What grammars of calls read of the JSON schemas of tools."""
+"""Reads the parts of tools' JSON schemas that grammars of calls need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNESCAPED: Final = re.compile(r"(\\.)|[/\n]")
 
 
 def text_pattern(schema: Mapping[str, Any]) -> str:
-    """Return what a string matches as a terminal; nothing for any text. Raises InvalidRequest."""
+    """Return the pattern of a string's schema as a terminal; "" for any text. Raises InvalidRequest."""
     least, most, terminals = schema.get("minLength", 0), schema.get("maxLength"), []
     if least or most is not None:
         terminals.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")

@@ -1,6 +1,6 @@
 """The text of a stream as far as it has come, for readers that are generators.
 
-A reader yields events, and None where it needs more text. So straight code reads a format, however the text is cut.
+A reader yields events, and None where it needs more text, so its code need not care where the text is cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.server.formats.marks import Found, Marks
 T = TypeVar("T")
 Reading = Generator[OutputEvent | None, None, T]
 Emit = Callable[[str], Iterable[OutputEvent]]
-"""What becomes of a piece of text."""
+"""Returns the events for a piece of text."""
 
 _SPACE: Final = re.compile(r"\s*")
 _IN_STRING: Final = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
@@ -72,7 +72,7 @@ class Source:
         self.at = 0
 
     def take(self, pattern: re.Pattern[str]) -> str:
-        """Return what the pattern matches here of the text that has come, and go behind it."""
+        """Return the match of the pattern at the current position ("" for none), and go behind it."""
         match = pattern.match(self.text, self.at)
         if match is None:
             return ""
@@ -101,7 +101,8 @@ class Source:
             yield None
 
     def word(self, pattern: re.Pattern[str], most_chars: int) -> Reading[str]:
-        """Return the text of which `pattern` matches any piece. Raises Malformed when it has more than `most_chars`."""
+        """Return the longest text here that consists of matches of `pattern`. Raises Malformed when it has more than
+        `most_chars`."""
         pieces: list[str] = []
         num_chars = 0
         while True:
@@ -120,7 +121,7 @@ class Source:
         while True:
             piece = self.take(inside)
             char = self.text[self.at : self.at + 1]
-            # a backslash that ends the text stays for the character that it belongs to
+            # a backslash at the end of the text waits for the character that it escapes
             if char == quote:
                 self.at += 1
                 yield from emit(piece + quote)
@@ -160,9 +161,9 @@ class Source:
 
 
 class Trimmed:
-    """Emits pieces of text but for the white space beside marks. only_line: at most one line end on each side.
+    """Emits pieces of text without the white space beside marks. only_line: at most one line end on each side.
 
-    is_at_mark: the text begins behind a mark. has_begun: anything but white space has come.
+    is_at_mark: the text begins behind a mark. has_begun: other characters than white space have come.
     """
 
     def __init__(self, emit: Emit, *, only_line: bool = False, is_at_mark: bool = False) -> None:
@@ -187,7 +188,7 @@ class Trimmed:
             self._pending.append(piece[len(body) :])
 
     def cut(self) -> Iterable[OutputEvent]:
-        """Return the events of what is left before a mark. Text behind it is parted from what has come before."""
+        """Return the events of the text held back before a mark. Text behind the mark is separated from it."""
         left = "".join(self._pending)
         self._pending = []
         self._is_at_mark = True

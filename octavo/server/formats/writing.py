@@ -1,4 +1,4 @@
-"""The events of calls, and values as JSON: what readers of calls have in common."""
+"""Makes the events of calls and the JSON of values, for all readers of calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CallWriter:
         self._id_chars, self._id_form = id_chars, id_form
 
     def begin(self, name: str, found: Found | None = None) -> ToolCallBegin:
-        """Begin a call, to which the next pieces belong. found: its open mark, where that has the name."""
+        """Begin a call, to which the next pieces belong. found: its open mark, if the mark contains the name."""
         self.num_calls += 1
         if self._id_form and found is not None:
             return ToolCallBegin(self.num_calls - 1, self._id_form.format_map(found.groups), name)
@@ -67,7 +67,7 @@ class CallWriter:
 
 
 def kept_in(pieces: list[str]) -> Callable[[str], Iterable[OutputEvent]]:
-    """Return what appends each piece of a text to `pieces`, and makes no events of it."""
+    """Return a function that appends each piece of a text to `pieces` and returns no events."""
 
     def keep(piece: str) -> Iterable[OutputEvent]:
         pieces.append(piece)
@@ -94,16 +94,15 @@ def quoted(writer: CallWriter, piece: str) -> Iterable[OutputEvent]:
 
 
 def is_text(schema: Mapping[str, Any], is_marked: bool = False) -> bool:
-    """Return whether a value is a text, whatever it looks like. is_marked: the model says so, which counts where the
-    schema allows several types."""
+    """Return whether a value is a text, whatever it looks like. is_marked: the model marked it as a text, which decides
+    where the schema allows several types."""
     kind = schema.get("type")
     return kind == "string" or (is_marked and not isinstance(kind, str))
 
 
 def typed(text: str, schema: Mapping[str, Any], *, is_exact: bool = False) -> str:
-    """Return the JSON of a value that is written as text: of the schema's types where it can be read so, else a text.
-
-    is_exact: white space beside it belongs to it where it is a text.
+    """Return the JSON of a value that is written as text: a value of the schema's types if it can be read as one, else
+    a text. is_exact: a text keeps the white space at its ends.
     """
     inner = text.strip()
     words, kinds = schema.get("enum"), _types(schema)
@@ -121,7 +120,7 @@ def is_value(text: str) -> bool:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema allows; none where it does not say so."""
+    """Return the types that a schema allows; none where it states no type."""
     kind = schema.get("type")
     kinds = {kind} if isinstance(kind, str) else {*filter(lambda each: isinstance(each, str), kind or ())}
     for name in ("anyOf", "oneOf"):

@@ -1,4 +1,4 @@
-// The answer of a model, as an element that grows: what is new is added, and what is there stays as it is.
+// The answer of a model, as an element that grows: new parts are appended, existing ones are not touched.
 import { byId, el, lineAdder } from "./dom.js";
 import { summaryOf } from "./protocol.js";
 import { tokenView } from "./tokens.js";

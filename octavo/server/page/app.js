@@ -73,7 +73,7 @@ async function start() {
   };
   byId("settings").addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !byId("settings").classList.contains("open")) return;
-    event.stopPropagation(); // it stops no answer
+    event.stopPropagation(); // Escape must not stop an answer here
     byId("settings-toggle").click();
     byId("settings-toggle").focus();
   });
@@ -86,7 +86,7 @@ async function start() {
   addEventListener("hashchange", show);
   byId("key-button").onclick = async () => {
     await askForKey();
-    show(); // what the key before was refused
+    show(); // requests that the previous key was refused
   };
   show();
   let models = null;

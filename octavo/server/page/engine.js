@@ -26,7 +26,7 @@ export function startEngine(panel) {
   const note = el("p", { class: "note", role: "status" }, "Connecting…");
   const views = el("div", { class: "cores" });
   panel.replaceChildren(el("h2", { class: "hidden" }, "Engine"), note, views);
-  let isPressed = false; // what is pressed or selected must not be made anew
+  let isPressed = false; // while pressed or selected, elements must not be replaced
   const draw = onceAFrame(() => {
     if (isPressed || (getSelection().type === "Range" && views.contains(getSelection().anchorNode))) return;
     note.hidden = cores.size > 0;
@@ -111,7 +111,7 @@ export function startEngine(panel) {
       context.fillStyle = owner ? colour(owner) : plain[kind];
       context.fillRect(x, y, inner, inner);
       if (kind !== 3 || !owner) return;
-      context.fillStyle = plain[3]; // a corner marks what several use
+      context.fillStyle = plain[3]; // a corner marks blocks that several requests use
       context.fillRect(x, y, inner / 2, inner / 2);
     });
   }

@@ -42,7 +42,7 @@ export function applyLive(cores, event) {
 function applyMap(maps, { tier, group, num_blocks: size, runs }) {
   let map = maps.find((each) => each.tier === tier && each.group === group);
   if (!map) maps.push((map = { tier, group, cells: new Uint32Array(size) }));
-  if (size === 0 && tier === "host") return void map.cells.fill(0); // unused for now: what is below it stays in its place
+  if (size === 0 && tier === "host") return void map.cells.fill(0); // unused for now: the map stays, so that maps below do not move
   if (size === 0) maps.splice(maps.indexOf(map), 1);
   if (map.cells.length !== size) map.cells = new Uint32Array(size);
   for (const [first, count, cell] of runs) map.cells.fill(cell, first, first + count);

@@ -1,4 +1,4 @@
-// Conversations and completions: the log, the composer, and what runs.
+// Conversations and completions: the log, the composer, and running requests.
 import { answerView } from "./answer.js";
 import { askJson, events, keyOf, urlOf } from "./api.js";
 import { button, byId, el, keepFocus, onceAFrame } from "./dom.js";
@@ -8,17 +8,17 @@ import { startTokenCard } from "./tokens.js";
 
 /** Return the property by which a button of a turn keeps the focus when the log is made anew. */
 const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
-const KEPT = "octavo-conversations-1"; // another number where turns get other fields
-const HELD_MS = 1000; // after so long without a token, and then as often, it is asked whether the engine is paused
+const KEPT = "octavo-conversations-1"; // change the number when the fields of turns change
+const HELD_MS = 1000; // without a token for so long, the page asks (again) whether the engine is paused
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
 /** Return the conversations of this tab, which outlive a reload of the page. */
 function keptConversations() {
   const kept = JSON.parse(sessionStorage.getItem(KEPT)) ?? { chat: [], completion: [] };
   const versions = Object.values(kept).flat().flatMap((turn) => turn.versions ?? []);
-  for (const version of versions) version.endedAt ??= 0; // the reload has stopped it
+  for (const version of versions) version.endedAt ??= 0; // the reload has stopped this answer
   addEventListener("pagehide", () => {
-    sessionStorage.removeItem(KEPT); // where there is no room for all, nothing older comes back
+    sessionStorage.removeItem(KEPT); // if the new state does not fit, no older one is restored
     sessionStorage.setItem(KEPT, JSON.stringify(kept));
   });
   return kept;
@@ -45,11 +45,11 @@ export function startPlayground(settings, modelOf) {
 
   const images = startImages(say);
 
-  // ---- what is shown ----
+  // ---- rendering ----
 
-  const views = new WeakMap(); // the element of each turn, and `update()` for what has come since
-  const answers = new WeakMap(); // what was typed as the answer of each call
-  let removal = null; // the element that takes back what was removed last
+  const views = new WeakMap(); // the element of each turn, with its `update()`
+  const answers = new WeakMap(); // the typed answer to each call
+  let removal = null; // the element that undoes the last removal
 
   function makeView(turn, index) {
     const isModel = turn.role === "assistant";
@@ -134,7 +134,7 @@ export function startPlayground(settings, modelOf) {
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
-  // ---- what is done ----
+  // ---- actions ----
 
   /** Cut the conversation to a number of turns, and offer to take that back. */
   function cut(length) {
@@ -165,7 +165,7 @@ export function startPlayground(settings, modelOf) {
     };
     text.onkeydown = (event) => {
       if (event.key === "Escape") {
-        event.stopPropagation(); // it stops no answer
+        event.stopPropagation(); // Escape must not stop an answer here
         cancel();
       }
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save();
@@ -283,7 +283,7 @@ export function startPlayground(settings, modelOf) {
     if (request && (mode === "chat" || turns().length)) copy(curlOf(urlOf(request.path), request.body, keyOf() !== ""), "the curl command");
   }
 
-  // ---- how it is started ----
+  // ---- start ----
 
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();

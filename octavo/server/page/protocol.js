@@ -1,4 +1,4 @@
-// What needs no document: events, chunks, requests, parameters, and numbers made readable. Tested with node.
+// Functions that need no document: events, chunks, requests, parameters, formatting of numbers. Tested with node.
 
 /** Splits a stream of server-sent events, cut anywhere, into the data of its events. */
 export class EventReader {
@@ -92,7 +92,7 @@ export function curlOf(url, body, hasKey) {
   return `curl -N ${quoted(url)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body, null, 1))}`;
 }
 
-const OTHERS = new Set(["logprob_token_ids", "prompt_logprobs"]); // "Tokens" asks for log-probabilities
+const OTHERS = new Set(["logprob_token_ids", "prompt_logprobs"]); // left out: the view "Tokens" sets log-probabilities
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "n"];
 
 /** Return the fields of a request that have an input, the usual ones first: name, kind and help, from its schema. Those without a

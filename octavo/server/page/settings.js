@@ -99,7 +99,7 @@ function keepInputs(panel) {
     if (!(input.id in kept)) continue;
     input.value = kept[input.id];
     input.dispatchEvent(new Event("change"));
-    if (input.value) input.closest("details").open = true; // what acts is seen
+    if (input.value) input.closest("details").open = true; // show parameters that are set
   }
   panel.addEventListener("input", ({ target }) => {
     kept[target.id] = target.value;

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
 _MOST_CHARS_BEFORE: Final = 1 << 14
-"""Most of a text before a sound that is tokenised: the model reads its last few hundred tokens."""
+"""Last characters of the text before a sound that are tokenised: the model reads its last few hundred tokens."""
 
 
 class DurationUsage(Struct, frozen=True):
-    """What a sound counts for: its length."""
+    """The usage of a request with a sound: its length in seconds."""
 
     seconds: float
     type: Literal["duration"] = "duration"
@@ -89,7 +89,7 @@ async def _respond(context: ServerContext, request: Request, task: Task) -> Any:
 def _formatted(
     asked: TranscriptionRequest, segments: list[SpeechSegment], task: Task, language: str, seconds: float
 ) -> Response | Transcription | VerboseTranscription:
-    """Return segments in the format that is asked for. seconds: that the sound lasts."""
+    """Return segments in the format that is asked for. seconds: length of the sound."""
     text, usage = "".join(each.text for each in segments).strip(), DurationUsage(seconds)
     match asked.response_format:
         case "srt" | "vtt":
@@ -103,7 +103,8 @@ def _formatted(
 
 
 async def _respond_by_prompts(context: ServerContext, request: Request, task: Task) -> Any:
-    """Respond by a model that reads sounds in prompts. Raises ApiError for one that does not, or not for the task."""
+    """Respond with a model that reads sounds in prompts. Raises ApiError for a model that does not, or not for this
+    task."""
     style = style_of(context.llm.input)
     if style is None or task not in style.tasks:
         others = "Whisper or Granite Speech" if task == "translate" else "Whisper or Qwen3-ASR"
@@ -139,7 +140,7 @@ async def _respond_by_prompts(context: ServerContext, request: Request, task: Ta
 def _segment(
     number: int, piece: SpokenPiece, text: str, output: CompletionOutput, params: SamplingParams
 ) -> SpeechSegment:
-    """Return a piece as a segment. Its model does not say how probable it is that nothing is said."""
+    """Return a piece as a segment. The model gives no probability of silence."""
     return SpeechSegment(
         id=number,
         seek=round(piece.start * 100),
@@ -155,7 +156,7 @@ def _segment(
 
 
 def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None:
-    """Raise InvalidRequest for what the model does not know."""
+    """Raise InvalidRequest for a field that the model does not support."""
     known = speech.languages or {"en": 0}
     if asked.language is not None and asked.language.lower() not in known:
         raise InvalidRequest(
@@ -174,22 +175,23 @@ def _check(asked: TranscriptionRequest, speech: SpeechTokens, task: str) -> None
 
 
 class _Talk:
-    """The requests of one client for the windows of one sound, and what they cost."""
+    """The requests of one client for the windows of one sound, and their token counts."""
 
     def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
         self.requests = EngineRequests(context, request, asked, "transcr-")
         self._max_model_len = context.max_model_len
         self._counts: list[tuple[int, int]] = []
-        """The tokens of each prompt, and those that were written behind it so far."""
+        """For each prompt: its number of tokens, and the number generated so far."""
 
     @property
     def counts(self) -> TokenCounts:
-        """The tokens of all prompts so far."""
+        """The token counts of all prompts so far."""
         num_in, num_out = sum(num for num, _ in self._counts), sum(num for _, num in self._counts)
         return TokenCounts(num_in, num_out, num_in + num_out)
 
     def limited(self, params: SamplingParams, style: SpeechStyle, piece: SpokenPiece) -> SamplingParams:
-        """Return the parameters with as many tokens as the piece may have, where the context has room for more."""
+        """Return the parameters with `max_tokens` bounded by the length of the piece, if the context has room for
+        more."""
         if style.tokens_per_s is None:
             return params
         most = 1 + int((piece.end - piece.start) * style.tokens_per_s)
@@ -280,7 +282,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield an event for each piece of text, one with the whole text, and one with all tokens if that is asked for.
 
-    `choices` has for clients of vLLM what `delta` has, and why the text ends.
+    `choices` repeats `delta` for clients of vLLM, and adds the finish reason.
     """
     encoder, texts = msgspec.json.Encoder(), list[str]()
     counts_all = asked.stream_include_usage and asked.stream_continuous_usage_stats

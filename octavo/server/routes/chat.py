@@ -29,7 +29,7 @@ from octavo.server.turn import Turn
 from octavo.server.usage import Usage
 
 _OF_CALLS: Final = {False: ("function", "arguments"), True: ("custom", "input")}
-"""By whether a tool is a custom one: the field of a call, and in it that of what the model writes."""
+"""By whether a tool is a custom one: the field of a call, and within it the field of the text that the model writes."""
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -68,8 +68,8 @@ class ChatCompletionResponse(Generated, kw_only=True):
 class ChatCompletion(Turn):
     """Return the next turn of a conversation, whole or as a stream.
 
-    A stream has the role, the text in pieces, an empty delta with the finish reason, the usage. What is new in a chunk
-    is the role, or text, or reasoning, or a call, or nothing.
+    A stream has the role, the text in pieces, an empty delta with the finish reason, the usage. A chunk adds the role,
+    or text, or reasoning, or a call, or nothing.
     """
 
     kind: ClassVar[type[ChatCompletionRequest]] = ChatCompletionRequest
@@ -100,7 +100,7 @@ class ChatCompletion(Turn):
             if self.asked.return_token_ids:
                 of_tokens["token_ids"] = completion.token_ids
             for place, delta in enumerate(deltas):
-                # what belongs to the tokens comes once
+                # fields of the tokens are sent once
                 yield self._chunk(completion.index, delta, **({} if place else of_tokens))
             if completion.finish_reason is not None:
                 reasons = {"finish_reason": self.finish_reason(completion), "stop_reason": completion.stop_reason}
@@ -132,7 +132,7 @@ class ChatCompletion(Turn):
         )
 
     def echoed_text(self, index: int) -> str:
-        """Return what comes before the model's own text in choice `index`."""
+        """Return the echoed text before the model's own text in choice `index`."""
         return self.asked.echoed_text
 
     def _first_chunks(self, output: RequestOutput) -> Iterator[StreamEvent]:

@@ -124,7 +124,7 @@ class CohereChat(ShimTurn[CohereChatRequest]):
         self._has_begun = False
         self._reason = "COMPLETE"
         self._logprobs: list[CohereLogprobs] = []
-        """Those of tokens that no event has had yet."""
+        """Log-probabilities of tokens that no event has contained yet."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CohereChatResponse:
         [completion] = outputs[0].outputs

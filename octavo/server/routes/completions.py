@@ -19,7 +19,7 @@ from octavo.server.usage import Usage
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One completion, or what is new of it in a chunk of a stream."""
+    """One completion, or its new part in a chunk of a stream."""
 
     index: int
     text: str
@@ -55,7 +55,7 @@ class Completion(Generation):
         asked = self.asked
         self.field_names = {"prompt_token_ids": "prompt"}
         self._num_prompt_chars: dict[int, int] = {}
-        """By choices of which something was sent: characters of the prompt that it began with."""
+        """For each choice of which a part was sent: number of characters of the echoed prompt."""
         others: dict[str, Any] = {"logprobs": asked.logprobs}
         if asked.suffix:
             ends = ends_of_filling_in(self.context.llm.tokenizer)
@@ -100,7 +100,7 @@ class Completion(Generation):
         return ("length", None) if self.echoes_only else (completion.finish_reason, completion.stop_reason)
 
     def _choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
-        """Return a choice with what is new of it, after the prompt where that is echoed and was not sent."""
+        """Return a choice with its new text, after the prompt if that is echoed and was not sent yet."""
         choice = CompletionChoice(index=prompt_index * self.params.n + completion.index, text="")
         is_first = choice.index not in self._num_prompt_chars
         echoed = output.prompt if self.asked.echo and is_first else None
@@ -123,8 +123,8 @@ class Completion(Generation):
     def _logprobs(
         self, output: RequestOutput, echoed: str | None, completion: CompletionOutput | None, num_prompt_chars: int
     ) -> CompletionLogprobs | None:
-        """Return the log-probabilities of the echoed prompt and what is new of a completion; None without tokens, and
-        where none are asked for."""
+        """Return the log-probabilities of the echoed prompt and the new tokens of a completion; None without tokens,
+        and if none were requested."""
         if self.asked.logprobs is None:
             return None
         token_ids: list[int] = []

@@ -88,14 +88,14 @@ async def weight_info(context: ServerContext, request: Request) -> WeightInfo:
 
 
 async def abort_requests(context: ServerContext, request: Request) -> RequestsAborted:
-    """End open requests, each with what there is of it; those of other API servers, too."""
+    """Abort open requests, also those of other API servers; each returns its output so far."""
     names = (await read_json(request, AbortRequest)).request_ids
     num_elsewhere = 0 if context.abort_at_others is None else await context.abort_at_others(names)
     return RequestsAborted(num_elsewhere + await abort_own(context, names))
 
 
 async def abort_own(context: ServerContext, names: list[str]) -> int:
-    """End the requests of this server that clients call so, or all without names; return how many."""
+    """Abort this server's requests with these ids, or all if there are no ids; return their number."""
     request_ids = [each for each in context.engine_ids if not names or names_of(each).intersection(names)]
     if request_ids:  # else another server may ask while this one has no engine yet
         await context.llm.abort(request_ids)

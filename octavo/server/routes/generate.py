@@ -31,7 +31,7 @@ class TokenIdLogprob(Struct, frozen=True, gc=False):
 
 
 class DrawnLogprob(TokenIdLogprob, frozen=True, gc=False):
-    """A token that was drawn, and all that are listed at its place, it first."""
+    """A drawn token, and all tokens listed at its position, the drawn one first."""
 
     top_logprobs: list[TokenIdLogprob]
 
@@ -43,7 +43,7 @@ class GeneratedLogprobs(Struct, frozen=True):
 
 
 class GeneratedChoice(Struct, kw_only=True):
-    """One sequence, or what is new of it. weight_versions: with its end, of all its tokens."""
+    """One sequence, or its new part. weight_versions: those of all its tokens, sent with its end."""
 
     index: int
     text: str | UnsetType = UNSET
@@ -134,7 +134,8 @@ class Generate(Generation):
 
 
 def _drawn(token_id: int, position: Position) -> DrawnLogprob:
-    """Return a drawn token with what is listed at its place: it first, then the others, the likeliest first."""
+    """Return a drawn token and the tokens listed at its position: the drawn one first, then the others, the likeliest
+    first."""
     listed = [TokenIdLogprob(f"token_id:{each}", each, found.logprob, found.rank) for each, found in position.items()]
     listed.sort(key=lambda each: (each.token_id != token_id, -each.logprob))
     first = listed[0]

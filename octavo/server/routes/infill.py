@@ -19,7 +19,7 @@ from octavo.server.usage import Timings
 
 
 class InfillChunk(Struct, kw_only=True):
-    """What is new of a text in a stream."""
+    """The new part of a text in a stream."""
 
     index: int
     content: str
@@ -30,8 +30,8 @@ class InfillChunk(Struct, kw_only=True):
 class InfillResponse(InfillChunk, kw_only=True):
     """Response of `POST /infill`, an array of them for several texts, and the last chunk of a text in a stream.
 
-    stop_type: `eos`, `limit` or `word`. tokens_cached: tokens of the prompt, of which there are tokens_evaluated, that
-    had their KV already.
+    stop_type: `eos`, `limit` or `word`. tokens_evaluated: tokens of the prompt. tokens_cached: those of them that had
+    their KV already.
     """
 
     stop: bool = True
@@ -91,7 +91,7 @@ class Infill(Generation):
         return ("", []) if self.asked.most_to_fill_in == 0 else (completion.text, completion.token_ids)
 
     def _last(self, output: RequestOutput, completion: CompletionOutput, text: str, token_ids: list[int]) -> Any:
-        """Return what is said of a complete text; where some fields are asked for, those alone."""
+        """Return the last chunk of a text, or only those of its fields that the request asks for."""
         num_generated = self._num_sent[completion.index] + len(token_ids)
         word = completion.stop_reason
         response = InfillResponse(
@@ -111,7 +111,7 @@ class Infill(Generation):
 
 
 def _picked(response: InfillResponse, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that there are; a slash leads into an object."""
+    """Return the requested fields that exist; a slash in a name leads into an object."""
     found = {}
     for field in fields:
         value: Any = msgspec.to_builtins(response)

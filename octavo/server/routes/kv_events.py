@@ -1,6 +1,5 @@
-"""`GET /kv/events`: what enters and leaves the prefix caches, for routers outside.
-
-Blocks are named by digests that begin with the namespace of a key's secret: who does not have it can compute none.
+"""`GET /kv/events`: which blocks enter and leave the prefix caches, for external routers. Blocks are named by digests
+that are chained from the secret namespace of a key: without the secret nobody can compute them.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from octavo.server.live_feed import reports
 from octavo.server.sending import EventStream
 
 POLL_S: Final = 0.1
-"""How soon an event is sent after the step that caused it."""
+"""Most seconds between a step and the sending of its events."""
 IDLE_POLL_S: Final = 1.0
-"""How soon an event without a step is sent: a reset, a replica that is started again."""
+"""Most seconds until an event without a step is sent: a reset, or a restart of a replica."""
 _MOST_DIGESTS: Final = 256
 """Digests of one event."""
 _MOST_STARTS: Final = 512
@@ -40,7 +39,7 @@ class AfterQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 class KvEvent(Struct, frozen=True, omit_defaults=True):
     """Data of an event of `GET /kv/events`. `stored` and `removed` name blocks of one cache group by their digests;
-    `cleared` begins what is sent of a replica: nothing that was sent of it before holds.
+    `cleared` comes first of a replica: all its earlier events are void.
 
     sequence: the number of the event in its replica; of several blocks it is that of the last. time: Unix seconds.
     parent: the digest of the block before the first one, or the root of its chain; the blocks follow one another.
@@ -80,8 +79,8 @@ async def _events(context: ServerContext, cursor: EventCursor) -> AsyncGenerator
 
 
 def _position(request: Request) -> list[int]:
-    """Return where a reader goes on: the id of the last event that it has, in a header or the URL. Raises
-    InvalidRequest."""
+    """Return the position from which a reader goes on: the id of the last event that it has, from a header or the URL.
+    Raises InvalidRequest."""
     query: AfterQuery = request.state.query
     asked = request.headers.get("last-event-id") or query.after
     parts = [part.split("-") for part in asked.split(",")] if asked else []
@@ -93,7 +92,7 @@ def _position(request: Request) -> list[int]:
 
 
 class EventCursor:
-    """What a client has of the events of all replicas."""
+    """How far a client has read the events of all replicas."""
 
     def __init__(self, block_size: int, position: Sequence[int]) -> None:
         self._block_size = block_size
@@ -103,11 +102,11 @@ class EventCursor:
 
     @property
     def position(self) -> list[int]:
-        """Return the starts of engines, each followed by the number of its last event that the client has."""
+        """Return the id of each engine start, followed by the number of the last event of it that the client has."""
         return [number for pair in self._read.items() for number in pair]
 
     def take(self, replies: Sequence[BlockEvents]) -> Iterator[bytes]:
-        """Yield what the replies of all replicas that run have for the client."""
+        """Yield the events in the replies of all running replicas that the client does not have yet."""
         for replica in self._starts.keys() - {reply.replica for reply in replies}:
             self._read.pop(self._starts.pop(replica), None)
             yield self._sent(KvEvent("cleared", 0, time.time(), replica))

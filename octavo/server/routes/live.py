@@ -19,7 +19,7 @@ from octavo.server.live_feed import IDLE_INTERVAL_S, INTERVAL_S, MOST_WATCHERS, 
 from octavo.server.sending import EventStream, event
 
 _HISTORY_S: Final = 600.0
-"""From how long ago the first event has decisions and ended requests."""
+"""Age in seconds up to which the first event has decisions and ended requests."""
 _CHUNK: Final = 256
 """Blocks that are compared at once."""
 
@@ -40,7 +40,7 @@ class MapChange(Struct, frozen=True):
 
 
 class LiveCore(Struct, frozen=True):
-    """What has changed of one core. `time`, and the times of decisions and timelines, are of its clock, in seconds.
+    """The changes of one core. `time`, and the times of decisions and timelines, are in seconds of its clock.
 
     stats: the fields of `SchedulerStats` that have changed. requests: of each, by its number, the fields of
     `LiveRequest` that have changed; null for one that has ended. rows: of the last step.
@@ -58,8 +58,8 @@ class LiveCore(Struct, frozen=True):
 
 
 class LiveEvent(Struct, frozen=True):
-    """What has changed of the engine since the event before. cores: by the number of the replica; null for one that is
-    no more."""
+    """The changes of the engine since the previous event. cores: by the number of the replica; null for a replica that
+    has ended."""
 
     cores: dict[str, LiveCore | None]
 
@@ -88,13 +88,13 @@ async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
 
 
 class Watch:
-    """What one client has of the reports."""
+    """The last state that one client has received."""
 
     def __init__(self) -> None:
         self._had: dict[int, LiveState] = {}
 
     def changes(self, states: list[LiveState], roles: Mapping[int, str | None]) -> LiveEvent | None:
-        """Return what the client lacks of these reports; None when it lacks nothing."""
+        """Return the changes in these reports that the client does not have; None if there are none."""
         cores: dict[str, LiveCore | None] = {}
         for number in self._had.keys() - {state.replica for state in states}:
             del self._had[number]

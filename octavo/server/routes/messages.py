@@ -60,7 +60,7 @@ class MessageResponse(Struct, kw_only=True):
 
 
 class _Blocks:
-    """The blocks of a message, and the events by which they grow. signature: what stands in blocks of reasoning."""
+    """The blocks of a message, and the events by which they grow. signature: the `signature` of blocks of reasoning."""
 
     def __init__(self, signature: str) -> None:
         self.blocks: list[ContentBlock] = []

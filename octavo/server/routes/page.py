@@ -1,7 +1,7 @@
 """`GET /` for browsers and `GET /page/{name}`: the page, from files of the package in `server/page/`.
 
-The files have relative URLs only, so that they work below any path, and are open where there are API keys: what they
-show comes from the other endpoints, with the key that the page asks for.
+The files have relative URLs only, so that they work below any path, and are open even if there are API keys: the page
+gets its data from the other endpoints, with the key that it asks the user for.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def _read(name: str) -> tuple[bytes, dict[str, str]]:
 
 
 def front(request: Request) -> Response | None:
-    """Return the page to a browser, which names HTML among what it accepts; None to other clients."""
+    """Return the page to a browser, whose header `Accept` names HTML; None to other clients."""
     if "text/html" not in request.headers.get("accept", ""):
         return None
-    path = request.scope["path"]  # the page's relative URLs need one that ends with a slash
+    path = request.scope["path"]  # the page's relative URLs need a URL that ends with a slash
     if not path.endswith("/"):
         return Response(status_code=307, headers={"Location": f"{path.rpartition('/')[2]}/", "Vary": "Accept"})
     response = _response("index.html", request)

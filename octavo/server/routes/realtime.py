@@ -43,10 +43,10 @@ from octavo.server.websocket import (
 )
 
 MOST_UTTERANCES: Final = 4
-"""Utterances of a session that are appended to or written down at once."""
+"""Most utterances of a session that are recorded or written down at once."""
 _SUBPROTOCOL: Final = "realtime"
 _LONGEST_ID: Final = 100
-"""Characters of a request's id with which those of utterances begin."""
+"""First characters of the session's request id that the ids of its utterances begin with."""
 
 
 async def realtime(context: ServerContext, request: Request) -> ASGIApp:
@@ -72,7 +72,7 @@ async def realtime(context: ServerContext, request: Request) -> ASGIApp:
 
 
 class _Session:
-    """What one client asks for, and its utterances in their order."""
+    """The settings of one client, and its utterances in order."""
 
     def __init__(self, context: ServerContext, request: Request, socket: WebSocket) -> None:
         self.request = request
@@ -184,7 +184,7 @@ class _Session:
         size = self._pauses.part_bytes
         for start in range(0, len(audio), size):
             self._add(part := audio[start : start + size])
-            # those that wait for a model that is slower than its client go on as one
+            # if the model is slower than the client, sound that waits goes on as one utterance
             if self._pauses.add(part) and len(self._open) < MOST_UTTERANCES and self._current is not None:
                 self._current.commit()
                 self._current = None
@@ -205,7 +205,7 @@ class _Session:
         self._current.add(audio, self._context.args.max_body_size)
 
     async def _commit(self, event: Commit) -> None:
-        """End the turn. Nothing but a commit begins one of a client that speaks on until its final commit."""
+        """End the turn. A commit without sound begins the turn of a client that speaks on until its final commit."""
         utterance, turn = self._current, self._turn
         self._current, self._turn, self._pauses = None, None, Pauses(self._rate)
         if turn is None:

@@ -34,11 +34,11 @@ _OF_CALLS: Final = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""The field of a call that the model writes, and the name of its events, by the type of the item."""
+"""By the type of the item: the field of a call that the model writes, and the name of its events."""
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """How many tokens of the input were in the prefix cache. Nothing is billed for what is written to it."""
+    """How many tokens of the input were in the prefix cache. Cache writes are not billed."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -141,7 +141,7 @@ async def stored(context: ServerContext, request: Request) -> Response:
 class _Output:
     """The items of a response, and the events by which they grow.
 
-    unique: what the ids of the items end with. tools: by the name that the model knows, each with its namespace.
+    unique: suffix of the items' ids. tools: by the name that the model knows, each with its namespace.
     """
 
     def __init__(self, unique: str, tools: Mapping[str, tuple[str | None, FunctionTool]]) -> None:
@@ -160,8 +160,8 @@ class _Output:
         return {"type": kind, "sequence_number": self.num_events - 1, **fields}
 
     def note(self, logprobs: list[ContentLogprob], num_reasoning: int) -> None:
-        """Keep the log-probabilities of new tokens for the next text: those of a part of a character, or an end, have
-        none yet. num_reasoning: how many of all tokens so far are reasoning, which is no text."""
+        """Keep the log-probabilities of new tokens for the next text: tokens that are part of a character, or end the
+        output, have no text yet. num_reasoning: how many of all tokens so far are reasoning, which is no text."""
         self._without_text += logprobs
         self._num_noted += len(logprobs)
         num_kept = max(0, self._num_noted - num_reasoning)

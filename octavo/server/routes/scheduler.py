@@ -42,7 +42,7 @@ async def timelines(context: ServerContext, request: Request) -> TimelineList:
 
 
 async def _asked_for(context: ServerContext, request: Request, call: str, kind: type[E]) -> list[E]:
-    """Return what the cores have of the requests that the caller asks about and may see."""
+    """Return the cores' records of the requests that the caller asks about and may see."""
     query: RequestIdQuery = request.state.query
     asked, caller = query.request_id, caller_of(request)
     with without_details_of_others(caller):
@@ -52,14 +52,14 @@ async def _asked_for(context: ServerContext, request: Request, call: str, kind: 
 
 
 def _wall_clock_offset_s() -> float:
-    # the core runs on this machine, and so on this monotonic clock
+    # the core runs on this machine, so its monotonic clock is the same
     return time.time() - time.monotonic()
 
 
 def _decision(entry: Decision, offset_s: float, sees_others: bool) -> DecisionEntry:
     fields = msgspec.structs.asdict(entry)
     if not sees_others:
-        # steps count what all keys have computed, and most reasons name other requests or the room that they leave
+        # step numbers depend on the load of all keys, and most reasons name other requests or free blocks
         fields |= {"step": None, "last_step": None, "because": entry.because if entry.kind == "admitted" else ""}
     return DecisionEntry(**fields, wall_time=entry.time + offset_s)
 

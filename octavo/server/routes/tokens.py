@@ -55,7 +55,8 @@ class UnpinPrefixResponse(Struct, frozen=True):
 
 
 def _about_tokens(kind: type[TokensRequest], summary: str) -> Callable[[ServerContext, Request], Awaitable[Response]]:
-    """Make the handler of requests about tokens, which an adapter does not change. summary: of what it does."""
+    """Make the handler of requests about tokens, which an adapter does not change. summary: docstring of the
+    handler."""
 
     async def respond(context: ServerContext, request: Request) -> Response:
         response = await context.texts.respond(request, kind)

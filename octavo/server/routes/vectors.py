@@ -117,7 +117,7 @@ class CohereEmbeddings(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class _Done:
-    """The outputs of a request's prompts, and what responses begin with. input: knows the model."""
+    """The outputs of a request's prompts, and the common fields of responses. input: the model's input processor."""
 
     id: str
     path: str
@@ -143,24 +143,24 @@ class _Done:
         return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self.usage.prompt_tokens}}
 
     def arrays(self, task: str | None = None) -> list[NDArray[np.float32]]:
-        """Return the values of each prompt, of the task or the model's own."""
+        """Return the values of each prompt, of the requested task or else of the model's default one."""
         return [array_of(self.config, output, task or self.config.task) for output in self.outputs]
 
     def vectors(self, encoding: Encoding, task: str | None = None) -> list[Raw | str]:
-        """Return the values of each prompt as JSON has them."""
+        """Return the values of each prompt in the form for JSON."""
         return [encoding.value(each) for each in self.arrays(task)]
 
     def binary(self, asked: VectorRequest) -> Response:
         encoding = asked.encoding()
         content, data = encoding.joined(self.arrays(asked.params().task))
         metadata = to_builtins({**self.frame, "data": data})
-        # with escapes: a header has no letters beyond Latin-1, and the name of a model may
+        # escaped: the name of a model may have letters beyond Latin-1, a header may not
         headers = {"metadata": json.dumps(metadata)} if encoding.format == "bytes" else None
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     def scores(self, num_queries: int) -> list[float]:
-        """Return the score of each pair: what the model made of it, or of the vectors of both. One prompt may have
-        several pairs."""
+        """Return the score of each pair: the model's own score, or one computed from the vectors of both. One prompt
+        may have several pairs."""
         if self.config.task == CLASSIFY:
             return [values_of(output.pooled)[0] for output in self.outputs]
         arrays = self.arrays()

@@ -1,5 +1,5 @@
-"""The bodies of requests by API, and responses that others than their handler use: each struct is type, validator and
-documentation of one.
+"""The bodies of requests by API, and responses that several modules use: each struct is the type, the validator and the
+documentation of one body.
 
 The structs list every field of the OpenAI API and of vLLM's extensions that is known. A field that is not supported is
 annotated `Refused` with the reason, so that it is refused by name; a name that is not here at all is refused with the

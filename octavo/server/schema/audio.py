@@ -64,7 +64,7 @@ class TranscriptionRequest(EngineBody, kw_only=True, forbid_unknown_fields=True)
         return self.response_format in ("verbose_json", "srt", "vtt")
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other, or that are not there yet."""
+        """Raise InvalidRequest for fields that contradict each other, or that are not supported yet."""
         RequestBody.check(self)
         if "word" in self.timestamp_granularities:
             raise InvalidRequest(
@@ -110,7 +110,7 @@ def of_form(form: Form) -> tuple[TranscriptionRequest, bytes]:
         is_list = name == "timestamp_granularities"
         if not is_list and len(texts) > 1:
             raise InvalidRequest(f"{name} comes {len(texts)} times, expected once", field=name)
-        if is_list or texts[0]:  # an empty text stands for none
+        if is_list or texts[0]:  # an empty text means that the field is absent
             values[name] = texts if is_list else texts[0]
     asked = converted(values, TranscriptionRequest, strict=False)
     asked.check()

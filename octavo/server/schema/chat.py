@@ -42,7 +42,7 @@ class _OtherPart(Struct, tag_field="type"):
 
 
 class MediaPart(_OtherPart, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a message that is read, and is no text."""
+    """A part of a message that the model reads and that is no text."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the part as it was sent."""
@@ -99,7 +99,7 @@ class EmbedsPart(MediaPart, tag="prompt_embeds"):
 
 
 class AudioUrlPart(_OtherPart, tag="audio_url"):
-    """The address of a sound, which is not read."""
+    """The URL of a sound; it is not fetched."""
 
 
 class FilePart(_OtherPart, tag="file"):
@@ -112,7 +112,7 @@ ContentPart = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | Embed
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One turn of a conversation: a role and its text.
 
-    annotations, cache_control, provider_specific_fields: what other servers and clients write; without effect.
+    annotations, cache_control, provider_specific_fields: fields that other servers and clients write; without effect.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -132,7 +132,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking_blocks: Annotated[Any, Refused("send the text of the blocks as reasoning_content", harmless=([],))] = None
 
     def check(self, field: str) -> int:
-        """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""
+        """Return the number of the message's characters. Raises InvalidRequest, which names `field`, when a part is too
+        long."""
         parts = self.content if isinstance(self.content, list) else []
         check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
         for name in ("annotations", "cache_control", "provider_specific_fields"):
@@ -160,7 +161,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_images(self) -> bool:
-        """Whether some part of it is an image, a video, a sound or vectors."""
+        """Whether a part of the message is an image, a video, a sound or vectors."""
         return isinstance(self.content, list) and any(isinstance(part, MediaPart) for part in self.content)
 
     def _content(self, field: str) -> str | list[dict[str, Any]]:
@@ -191,7 +192,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
-    """What the output will probably be: guesses for an engine that speculates."""
+    """The probable output, as guesses for an engine that speculates."""
 
     content: str | list[TextPart]
 
@@ -265,7 +266,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """Return the tools that the choice leaves."""
+        """Return the tools that `tool_choice` allows to call."""
         if not isinstance(self.tool_choice, ChosenTools):
             return self.tools or []
         names = set(self.tool_choice.names)
@@ -273,8 +274,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     @property
     def constrains_calls(self) -> bool:
-        """Return whether calls have a grammar: those that the request demands, those of strict tools, and those of
-        allowed tools, as the model sees the others too."""
+        """Return whether calls need a grammar: if the request demands calls, a tool is strict, or `tool_choice` allows
+        only some of the tools that the model sees."""
         is_strict = isinstance(self.tool_choice, ChosenTools) or any(
             tool.function.strict for tool in self.callable_tools
         )
@@ -286,14 +287,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
 
     @property
     def template_values(self) -> dict[str, Any] | None:
-        """What the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
+        """Values for the chat template besides the messages; chat_template_kwargs override fields of the same name."""
         names = ("documents", "reasoning_effort", "verbosity")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**given, **(self.chat_template_kwargs or {})} if given else self.chat_template_kwargs
 
     @property
     def echoed_text(self) -> str:
-        """Return the text that comes before the model's own: with echo, the one that the request has begun for it."""
+        """Return the text to echo before the model's own: with `echo`, the begin of the answer that the request
+        gave."""
         last = self.messages[-1]
         if not self.echo or last.role != "assistant" or last.content is None:
             return ""

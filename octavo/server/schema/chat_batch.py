@@ -13,13 +13,13 @@ from octavo.errors import InvalidRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 
 _INLINE_CHATS: Final = 8
-"""Conversations that are rendered on the event loop at most."""
+"""Most conversations that are rendered on the event loop."""
 _ALONE: Final = ("stream", "tools", "use_beam_search", "prediction", "prompt_logprobs")
 """Fields that requests with one conversation alone have."""
 
 
 class ChatBatchRequest(ChatCompletionRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/chat/completions/batch`: several conversations; the other fields hold for each."""
+    """`POST /v1/chat/completions/batch`: several conversations; the other fields apply to each."""
 
     messages: Annotated[list[Annotated[list[Message], Meta(min_length=1)]], Meta(min_length=1)]  # type: ignore[assignment]
 
@@ -56,7 +56,7 @@ class ChatBatchRequest(ChatCompletionRequest, kw_only=True, forbid_unknown_field
 
 @contextmanager
 def of_conversation(index: int) -> Iterator[None]:
-    """Let an InvalidRequest from inside, which names `messages`, name those of this conversation."""
+    """Make an InvalidRequest from inside that names `messages` name this conversation's messages."""
     try:
         yield
     except InvalidRequest as error:

@@ -58,7 +58,7 @@ class CohereDocumentBlock(Struct, tag_field="type", tag="document", forbid_unkno
 
     @property
     def text(self) -> str:
-        """What a message of a chat has in its place."""
+        """The text that the chat's message gets in its place."""
         return as_json({"data": self.document.data, **({"id": self.document.id} if self.document.id else {})})
 
 
@@ -83,7 +83,7 @@ class _CohereMessage(Struct, tag_field="role", kw_only=True, forbid_unknown_fiel
     """A message of a conversation."""
 
     def check(self, field: str) -> int:
-        """Return 0: what becomes of the message is checked, and its characters are counted, in the chat."""
+        """Return 0: the chat's message made from this one is checked, and its characters are counted there."""
         return 0
 
 

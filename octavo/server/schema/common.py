@@ -1,4 +1,4 @@
-"""What the bodies of requests for text have in common: the sampling parameters and the fields of every such request."""
+"""The fields that all bodies of requests for text have: the sampling parameters and others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITES_TEXT = Refused("the server writes text only")
 _SAMPLING_PARAMETERS: Final = {
     name: param
     for name, param in documented_fields().items()
-    # what requests do not have, or each API in a way of its own
+    # fields that requests do not have, or that each API states in its own way
     if name not in ("logprobs", "max_tokens", "detokenize", "output_kind", "structured_outputs")
 }
 
@@ -48,8 +48,8 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
 _OF_OTHERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = msgspec.json.decode(
     (files("octavo") / "server" / "schema" / "others.json").read_bytes(), type=dict[str, dict[str, tuple[Any, ...]]]
 )
-"""Fields that other servers have and this one refuses by name. By the reason, which says what to send instead: the
-fields, and the values of each that mean the same as none."""
+"""Fields that other servers have and this one refuses by name. Key: the reason, which says what to send instead. Value:
+the fields, each with the values that are as good as absent."""
 
 
 class WithoutEffect(FormFields, kw_only=True):
@@ -100,7 +100,7 @@ _START_TOKEN: Final = "Add a start token to the text; the template of a chat wri
 
 
 class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat have in common: the sampling parameters, and the fields below."""
+    """The fields that completions and chat share: the sampling parameters, and those below."""
 
     if TYPE_CHECKING:
         logprob_token_ids: list[int] | None
@@ -119,7 +119,7 @@ class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
     return_timings: bool | None = None
 
     def given_sampling(self, **others: Any) -> dict[str, Any]:
-        """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
+        """Return the sampling parameters that the request sets, and `others`: they replace the model's defaults."""
         given = {name: value for name in _SAMPLING_PARAMETERS if (value := getattr(self, name)) is not None}
         if (form := self.form()) is not None:
             given["structured_outputs"] = form
@@ -143,7 +143,7 @@ class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
 
 
 def prompt_of(given: str | list[int] | Prompt, add_special_tokens: bool | None = None) -> Prompt:
-    """Return the prompt that a text or token ids are. add_special_tokens: None is as true."""
+    """Return the prompt of a text or of token ids. add_special_tokens: None means true."""
     if isinstance(given, Prompt):
         return given
     if isinstance(given, str):

@@ -53,7 +53,7 @@ class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> dict[str, str]:
-        """What the request calls the fields of the completion, and those of the engine."""
+        """The request's names for fields of the completion and of the engine."""
         of_prompt = dict.fromkeys(("prompt", "prompt_token_ids", "max_tokens"), "token_ids")
         return of_prompt | {name: f"{_PARAMS}.{name}" for name in self.sampling_params}
 

@@ -17,7 +17,7 @@ _NAMES: Final = {"max_tokens": "n_predict", "n": "n_cmpl", "repetition_penalty":
 
 
 class OtherFile(Struct, kw_only=True):
-    """A piece of another file; editors send when they read it, too."""
+    """A piece of another file; editors also send the time at which they read it."""
 
     text: str
     filename: str = "tmp"
@@ -39,7 +39,7 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
     return_tokens: bool | None = None
     response_fields: list[str] = []
 
-    # what editors send and octavo does without: it has no slots, caches every prompt, and draws in one order
+    # sent by editors, ignored by octavo: it has no slots, caches every prompt, and has one order of samplers
     cache_prompt: bool | None = None
     id_slot: Int | None = None
     n_indent: Int | None = None
@@ -58,7 +58,7 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def names(self) -> dict[str, str]:
-        """What the request calls sampling parameters that octavo knows by another name."""
+        """The request's names for sampling parameters that octavo knows by another name."""
         return {ours: theirs for ours, theirs in _NAMES.items() if getattr(self, theirs) is not None}
 
     @property

@@ -24,12 +24,12 @@ from octavo.server.schema.shim import (
 )
 
 _UNSTABLE_HEADER: Final = "x-anthropic-billing-header:"
-"""Claude Code begins a block of the system prompt with it, and writes another number in each request: with it no prefix
-would be found in the cache."""
+"""Claude Code begins a block of the system prompt with it and a number that changes with each request, so the block is
+left out: it would make every look-up in the prefix cache miss."""
 
 
 class _Block(Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
-    """What all blocks have. None of these fields has an effect: the prefix cache works without marks."""
+    """Fields of all blocks. None has an effect: the prefix cache works without marks."""
 
     cache_control: Any = None
     caller: Any = None
@@ -117,7 +117,7 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking_blocks: Annotated[Any, Refused("send the blocks as parts of content", harmless=([],))] = None
 
     def check(self, field: str) -> int:
-        """Return 0: what becomes of the message is checked, and its characters are counted, in the chat."""
+        """Return 0: the chat's message made from this one is checked, and its characters are counted there."""
         refuse_unsupported(self, f"{field}.")
         return 0
 
@@ -138,7 +138,7 @@ class MessagesTool(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model calls tools: if it wants to, some tool, the tool `name`, or none."""
+    """Whether the model calls tools: `auto` as it likes, `any` at least one, `tool` the tool `name`, `none` none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -178,7 +178,7 @@ class MessageMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
-    """What both requests have."""
+    """The fields of both requests."""
 
     names: ClassVar[dict[str, str]] = {
         "response_format": "output_config.format",
@@ -287,7 +287,7 @@ class MessagesRequest(ConversationRequest, kw_only=True, forbid_unknown_fields=T
 
 
 def _turns(message: InputMessage, field: str) -> list[dict[str, Any]]:
-    """Return the messages of a chat that a message of this API is: results of tools are messages of their own."""
+    """Return the chat's messages for one message of this API: results of tools become messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     turns: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ _OF_PAIRS: Final = Refused("the template of pairs takes no values; leave it out"
 
 
 class Document(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The text of a document or a query, or what it is made of: texts and images, as the parts of a chat's message."""
+    """The text of a document or a query, or its parts: texts and images, as in a chat's message."""
 
     text: str | None = None
     content: Annotated[list[TextPart | ImagePart | VideoPart | AudioPart], Meta(min_length=1)] | None = None
@@ -34,7 +34,7 @@ class Document(Struct, forbid_unknown_fields=True, omit_defaults=True):
         return self.text or "\n".join(part.text for part in self.content or () if isinstance(part, TextPart))
 
     def message(self, field: str) -> Message:
-        """Return the message that it is. Raises InvalidRequest, which names `field`."""
+        """Return the document as a message of a chat. Raises InvalidRequest, which names `field`."""
         if (self.text is None) == (self.content is None):
             raise InvalidRequest(f"{field} has text and content, or neither; give one", field=field)
         return Message(role="user", content=self.text if self.content is None else [*self.content])
@@ -45,8 +45,8 @@ Side = Item | list[Item]
 
 
 class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
-    """What requests about pairs have in common. max_tokens_per_query, max_tokens_per_doc: leading tokens that
-    are kept of each first and each second text; 0 keeps all."""
+    """The common fields of requests about pairs. max_tokens_per_query, max_tokens_per_doc: number of leading tokens
+    that are kept of each first and each second text; 0 keeps all."""
 
     task = None
     lists_prompts = False
@@ -58,7 +58,7 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def names_of_sides(self) -> tuple[str, str]:
-        """The fields that the request has the first and the second of each pair in."""
+        """The names of the fields with the first and the second texts of the pairs."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         RequestBody.check(self.without_media())
 
     def without_media(self) -> Self:
-        """Return the request with the texts of what has images."""
+        """Return the request with only the texts of documents that have images."""
         changes: dict[str, Any] = {}
         for name in self.names_of_sides:
             side = getattr(self, name)
@@ -86,7 +86,7 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         return any(isinstance(each, Document) and each.content is not None for each in items)
 
     def _items(self, name: str) -> list[tuple[str, Item]]:
-        """Return what a field has, each with its place in the request."""
+        """Return the entries of a field, each with its path in the request."""
         side: Side = getattr(self, name)
         return [(f"{name}[{n}]", each) for n, each in enumerate(side)] if isinstance(side, list) else [(name, side)]
 
@@ -152,7 +152,7 @@ def _content(item: Item, field: str) -> Content:
 
 
 class RerankRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /rerank`: documents by how well they go with a query."""
+    """`POST /rerank`: documents, to be ranked by relevance to a query."""
 
     id_prefix = "rerank-"
     texts_field = "documents"
@@ -176,7 +176,7 @@ _SIDES: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "it
 
 
 class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /score`: how well texts go together: one with each of many, or each with its own."""
+    """`POST /score`: how well texts go together: one text with each of many, or two lists pair by pair."""
 
     id_prefix = "score-"
 

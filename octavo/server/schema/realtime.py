@@ -15,14 +15,14 @@ _OPENAI_RATE: Final = 24_000
 
 
 class PcmFormat(Struct, frozen=True, forbid_unknown_fields=True):
-    """Samples of 16 bits, the lower byte first, of one channel. rate: of so many in a second."""
+    """16-bit samples, little-endian, one channel. rate: samples per second."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Annotated[int, Meta(ge=8_000, le=48_000)] = _OPENAI_RATE
 
 
 class SpeechModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of the model, by fields of `/v1/audio/transcriptions`."""
+    """The model and its parameters, by the fields of `/v1/audio/transcriptions`."""
 
     model: str | None = None
     language: str | None = None
@@ -31,7 +31,7 @@ class SpeechModel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionInput(Struct, frozen=True, forbid_unknown_fields=True):
-    """The sound that comes, and what is asked of the model."""
+    """The format of the sound, and the parameters of the model."""
 
     format: PcmFormat | None = None
     transcription: SpeechModel | None = None
@@ -40,7 +40,7 @@ class SessionInput(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionAudio(Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a session is about sound."""
+    """The settings of a session that are about sound."""
 
     input: SessionInput = SessionInput()
 
@@ -54,7 +54,7 @@ class Session(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientEvent(RequestBody, tag_field="type", forbid_unknown_fields=True, kw_only=True):
-    """What each event may have. event_id: chosen by the client."""
+    """The fields that each event may have. event_id: chosen by the client."""
 
     event_id: str | None = None
 
@@ -98,7 +98,7 @@ class SessionUpdate(ClientEvent, tag="session.update"):
         return {name: str(value) for name, value in given.items() if value is not None}
 
     def rate(self) -> int:
-        """Return how many samples a second has."""
+        """Return the samples per second."""
         if self.session is None:
             return _VLLM_RATE
         return (self._input.format or PcmFormat()).rate
@@ -111,7 +111,7 @@ class Append(ClientEvent, tag="input_audio_buffer.append"):
 
 
 class Commit(ClientEvent, tag="input_audio_buffer.commit"):
-    """The end of an utterance. final: the answer is due also where nothing was appended."""
+    """The end of an utterance. final: an answer is sent even if nothing was appended."""
 
     final: bool = False
 
@@ -124,7 +124,7 @@ Event = SessionUpdate | Append | Commit | Clear
 
 
 class SpokenEvent(Struct, frozen=True):
-    """An event of a streamed transcription, or its error, as far as it is sent on."""
+    """The fields of a streamed transcription's event, or of its error, that are sent on."""
 
     type: str = ""
     delta: str = ""
@@ -134,7 +134,7 @@ class SpokenEvent(Struct, frozen=True):
 
 
 class VllmWords:
-    """Events as vLLM has them."""
+    """Events in the form of vLLM."""
 
     rate = _VLLM_RATE
     says_more = False
@@ -158,7 +158,7 @@ class VllmWords:
 
 
 class OpenAIWords:
-    """Events as OpenAI's transcription sessions have them."""
+    """Events in the form of OpenAI's transcription sessions."""
 
     rate = _OPENAI_RATE
     says_more = True

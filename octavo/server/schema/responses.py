@@ -55,7 +55,7 @@ else:
 
 
 class _Item(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What all items have. id, status, phase and caller come back from responses; they are not read."""
+    """The fields of all items. id, status, phase and caller are sent back from earlier responses; they are not read."""
 
     type: str = "message"
     id: str | None = None
@@ -109,7 +109,7 @@ _ITEMS: Final[dict[str, type[_Item]]] = {
 
 
 class CustomFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the input of a custom tool is: any text, or one of a grammar."""
+    """The form of a custom tool's input: any text, or a text that matches a grammar."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -128,7 +128,7 @@ class CustomFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function, or a custom tool, whose input is one text. What follows `format` has no effect."""
+    """A function, or a custom tool, whose input is one text. The fields after `format` have no effect."""
 
     type: Literal["function", "custom"]
     name: str
@@ -161,7 +161,7 @@ class ToolName(Struct, kw_only=True):
 
 
 def joined_name(namespace: str | None, name: str) -> str:
-    """Return the name that the model knows a tool of a namespace by."""
+    """Return the name under which the model sees a tool of a namespace."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
 
 
@@ -173,7 +173,7 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How much the model reasons. The reasoning itself is in the response, whatever `summary` is."""
+    """How much the model reasons. The response has the reasoning itself, whatever `summary` is."""
 
     effort: str | None = None
     summary: str | None = None
@@ -273,7 +273,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     def named_tools(self) -> dict[str, tuple[str | None, FunctionTool]]:
-        """Return the tools that are called by the client, by the name that the model knows, each with its namespace."""
+        """Return the tools that the client runs, by the name that the model sees, each with its namespace."""
         named: dict[str, tuple[str | None, FunctionTool]] = {}
         for where, namespace, given in self._client_tools():
             tool = converted(given, FunctionTool, where)
@@ -289,7 +289,8 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return [where for where, _, _ in self._client_tools()]
 
     def _client_tools(self) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
-        """Yield the tools that are called by the client: where each stands, its namespace, and what was sent."""
+        """Yield the tools that the client runs: the path of each in the request, its namespace, and the tool as it was
+        sent."""
         for index, given in enumerate(self.tools or []):
             where = f"tools[{index}]"
             namespace: Any = None
@@ -312,7 +313,8 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return tools, None if not tools and choice in ("auto", "none") else choice
 
     def _chosen_tools(self, choice: dict[str, Any]) -> Any:
-        """Return the choice of the chat. Tools that OpenAI runs itself are skipped, as they are among the tools."""
+        """Return `tool_choice` for the chat, without the tools that OpenAI runs itself: they are not among the chat's
+        tools."""
         kind, tools = choice.get("type"), choice.get("tools")
         if kind in ("function", "custom"):
             return converted(choice, ToolName, "tool_choice").as_chat()
@@ -340,7 +342,7 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputTokensRequest(ResponsesRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/responses/input_tokens`: an input; how it would be answered is accepted without effect."""
+    """`POST /v1/responses/input_tokens`: an input; fields about the answer are accepted without effect."""
 
 
 def _item(given: dict[str, Any], where: str) -> _Item:
@@ -357,7 +359,7 @@ def _item(given: dict[str, Any], where: str) -> _Item:
 
 
 def _message(item: _Item, where: str) -> dict[str, Any] | None:
-    """Return the message of a chat that an item is, or is a part of; None for one without text."""
+    """Return the chat's message for an item, or for the part of a message that it is; None for an item without text."""
     match item:
         case MessageItem(role=role, content=content):
             return {"role": role, "content": content_of(content, f"{where}.content")}

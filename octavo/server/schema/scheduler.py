@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class DecisionEntry(Struct, frozen=True, kw_only=True):
-    """A decision. `time` is in seconds on the engine's monotonic clock, `wall_time` is the same in Unix seconds.
+    """A decision. `time` is in seconds on the engine's monotonic clock, `wall_time` the same moment in Unix seconds.
 
     Without the right `observe` steps are null, and `because` is empty where it depends on other requests.
     """
@@ -29,7 +29,7 @@ class DecisionList(Struct, frozen=True):
 
 
 class TimelineEvent(Struct, frozen=True, kw_only=True):
-    """What happened to a request, in words, and when; the times are as in `DecisionEntry`."""
+    """An event of a request, in words, with its times as in `DecisionEntry`."""
 
     time: float
     wall_time: float
@@ -37,7 +37,7 @@ class TimelineEvent(Struct, frozen=True, kw_only=True):
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """What happened to a request that has ended."""
+    """The events of a request that has ended."""
 
     request_id: str
     tenant: str | None

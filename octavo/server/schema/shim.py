@@ -1,4 +1,4 @@
-"""What the bodies of APIs that are served as chats have in common."""
+"""The common parts of the bodies of APIs that are served as chats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHAT_ONLY: Final = Refused("completions and chats have it", harmless=(False,))
 
 
 class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A piece of text. Only the text is read: the other fields come back from responses, or steer a cache."""
+    """A piece of text. Only the text is read: the other fields are sent back from responses, or control a cache."""
 
     text: str
     annotations: Any = None
@@ -69,7 +69,7 @@ def content_of(content: str | Sequence[Any], field: str) -> str | list[dict[str,
 
 
 def joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the parts; where all are texts, one text with each on a line of its own."""
+    """Return the parts; if all are texts, one text with a line for each."""
     has_images = any(part["type"] != "text" for part in parts)
     return parts if has_images else "\n".join(part["text"] for part in parts)
 
@@ -99,7 +99,7 @@ def text_of(part: Struct, field: str) -> str:
 class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """A request that is served as the chat `as_chat()`. It may have the sampling parameters of chats, too.
 
-    names: what the client calls the fields of the chat; `tools[].NAME` is a field of a tool.
+    names: the client's names for the fields of the chat; `tools[].NAME` is a field of a tool.
     """
 
     names: ClassVar[dict[str, str]]
@@ -141,11 +141,11 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
 
     @abstractmethod
     def tool_places(self) -> list[str]:
-        """Return where each tool of the chat stands in this request. Raises InvalidRequest."""
+        """Return the path in this request of each tool of the chat. Raises InvalidRequest."""
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Give an InvalidRequest about the chat the client's name of the field."""
+        """Make an InvalidRequest from inside name the client's field instead of the chat's."""
         try:
             yield
         except InvalidRequest as error:
@@ -169,7 +169,8 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         return self.names.get(field) or self.names.get(name, name) + dot + rest
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields of this API that are too long. `as_chat` checks what becomes of them."""
+        """Raise InvalidRequest for fields of this API that are too long. `as_chat` checks the chat's fields that are
+        made from them."""
         RequestBody.check(self)
 
 

@@ -15,7 +15,7 @@ AS_STORED: Final = Refused("images, videos and sounds are read as the checkpoint
 
 
 class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
-    """What requests about a text or a conversation have in common."""
+    """The common fields of requests about a text or a conversation."""
 
     model: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None

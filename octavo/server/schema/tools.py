@@ -1,4 +1,4 @@
-"""Tools: what a model may call, what it has called in earlier turns, and what it calls."""
+"""Tools that a model may call, its calls in earlier turns, and its new calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MEMBERS: Final = ("function", "custom", "allowed_tools", "grammar")
 
 
 class _OfType(Struct):
-    """An object with the one member that its type names. Anything else is a ValueError, which msgspec gives a path."""
+    """An object with the one member that its type names. Anything else raises a ValueError, to which msgspec adds the
+    path."""
 
     def __post_init__(self) -> None:
         kind: str = self.type  # type: ignore[attr-defined]
@@ -31,9 +32,8 @@ class _OfType(Struct):
 
 
 class Function(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that a model may call. parameters: the JSON schema of its arguments. strict: they follow it.
-
-    returned: the schema of what it returns, as transformers describes functions. cache_control: without effect.
+    """A function that a model may call. parameters: the JSON schema of its arguments. strict: the arguments must match
+    it. returned: the schema of the returned value, as transformers describes functions. cache_control: without effect.
     """
 
     name: str
@@ -52,7 +52,7 @@ class InputGrammar(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputFormat(_OfType, kw_only=True, forbid_unknown_fields=True):
-    """What the input of a custom tool is: any text, or one of a grammar."""
+    """The form of a custom tool's input: any text, or a text that matches a grammar."""
 
     type: Literal["text", "grammar"]
     grammar: InputGrammar | None = None
@@ -69,7 +69,8 @@ class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True):
     def as_function(self) -> Function:
         """Return the function that the model sees, whose one parameter is `input`: chat templates know no other tools.
 
-        A regular expression is a pattern of it. Rules cannot be within the JSON of a call: the description has them.
+        A regular expression is a pattern of it. Rules cannot apply within the JSON of a call: they are added to the
+        description.
         """
         description, text = self.description or "", {"type": "string"}
         grammar = None if self.format is None else self.format.grammar
@@ -121,7 +122,7 @@ class NamedTool(_OfType, kw_only=True):
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tools that may be called, of those that the model sees. auto: the model may write text instead."""
+    """Those of the visible tools that may be called. auto: the model may write text instead."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
@@ -196,7 +197,7 @@ class MessageToolCall(_OfType, kw_only=True, forbid_unknown_fields=True):
         return self.given
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the call as chat templates read it: the arguments are an object, where they are one."""
+        """Return the call as chat templates read it: with arguments as an object if their JSON is one."""
         arguments: Any = self.function.arguments or {}
         if isinstance(arguments, str):
             try:

@@ -1,4 +1,4 @@
-"""The bodies of requests for vectors and scores, and how responses have these."""
+"""The bodies of requests for vectors and scores, and the encoding of these in responses."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MOST: Final = 2**63 - 1
 
 
 BINARY: Final = ("bytes", "bytes_only")
-"""Formats whose response is bytes, with a header that describes them and without it."""
+"""Formats with a binary response: with a header that describes the arrays, and without it."""
 MOST_DESCRIBED: Final = 512
-"""Arrays that a header describes: clients refuse lines of more than 64 KiB."""
+"""Most arrays that a header describes: clients refuse lines of more than 64 KiB."""
 _SLICE: Final = 4096
-"""Numbers that are encoded in one call, which nothing else of the process runs beside."""
+"""Most numbers that are encoded in one call, during which the process does nothing else."""
 
 
 class Encoding(Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Encoding(Struct, frozen=True, kw_only=True):
         return (given.byteswap() if is_swapped else given).tobytes()
 
     def joined(self, arrays: Sequence[NDArray[np.float32]]) -> tuple[bytes, list[dict[str, Any]]]:
-        """Return the bytes of all arrays, and for each where they are and what it is."""
+        """Return the bytes of all arrays, and for each its offsets, type and shape."""
         parts = [self.binary(array) for array in arrays]
         described, start = [], 0
         for index, (array, part) in enumerate(zip(arrays, parts, strict=True)):
@@ -70,7 +70,8 @@ class Encoding(Struct, frozen=True, kw_only=True):
 
 
 def _numbers(array: NDArray[np.float32]) -> bytes:
-    """Return the JSON of an array, [size] or [rows, size], of which no more than a slice becomes objects at once."""
+    """Return the JSON of an array, [size] or [rows, size], made in slices so that few numbers become objects at
+    once."""
     if array.ndim > 1:
         parts = [_numbers(row) for row in array]
     else:
@@ -79,14 +80,14 @@ def _numbers(array: NDArray[np.float32]) -> bytes:
 
 
 class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
-    """What requests for vectors and scores have in common. truncate_prompt_tokens: leading tokens that are kept of
-    longer prompts, -1 for as many as the model takes."""
+    """The common fields of requests for vectors and scores. truncate_prompt_tokens: number of leading tokens that are
+    kept of longer prompts, -1 for as many as the model takes."""
 
     id_prefix: ClassVar[str] = "embd-"
     task: ClassVar[str | None] = EMBED
     texts_field: ClassVar[str] = "input"
     names: ClassVar[Mapping[str, str]] = {}
-    """What the client calls fields that the engine knows by other names."""
+    """The client's names for fields that the engine knows by other names."""
 
     truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] = "right"
@@ -98,7 +99,7 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
     media_io_kwargs: Annotated[Any, AS_STORED] = None
 
     def params(self) -> PoolingParams:
-        """Return how vectors are made. Raises InvalidRequest."""
+        """Return the pooling parameters. Raises InvalidRequest."""
         return PoolingParams(
             task=self.task,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
@@ -107,7 +108,7 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
         )
 
     def encoding(self) -> Encoding:
-        """Return how the response has vectors."""
+        """Return the encoding of vectors in the response."""
         return Encoding()
 
     def prompts(self, tools: InputProcessor) -> list[Prompt]:
@@ -174,7 +175,7 @@ class ClassifyRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /pooling`: whatever the model makes, or the task that is named."""
+    """`POST /pooling`: the output of the model's default task, or of the named one."""
 
     id_prefix = "pool-"
     task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None  # type: ignore[misc]
@@ -185,7 +186,7 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True)
 
 
 _INPUT_TYPES = {"search_query": ("query",), "search_document": ("document", "passage")}
-"""Cohere's kinds of inputs, and names of prompts in sentence-transformers' files that mean the same."""
+"""Cohere's types of inputs, and the names of equivalent prompts in sentence-transformers' files."""
 
 
 class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
@@ -218,7 +219,7 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
 
 
 class Score(Struct, frozen=True):
-    """How well a pair goes together, or how probable a label is behind an item."""
+    """The score of a pair, or the probability of a label after an item."""
 
     index: int
     score: float
@@ -226,7 +227,7 @@ class Score(Struct, frozen=True):
 
 
 class VectorList(Struct, kw_only=True):
-    """What lists of results have besides these."""
+    """Fields of lists of results besides the results."""
 
     id: str
     created: int
