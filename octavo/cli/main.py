@@ -57,7 +57,7 @@ BENCHMARKS = (
 _FIELD: Final = re.compile(r"--[a-z_-]+\.")
 """The flag of one field of an object, as in `--speculative-config.method`."""
 _NO_CORE: Final = re.compile(r"-h|--help|--version|--role(=.*)?")
-"""Words after `octavo serve` that need no process for its core."""
+"""With any of these words `octavo serve` starts no process for its core."""
 
 
 def build_app(core: SpawnedCore | None = None) -> App:

@@ -21,7 +21,7 @@ from octavo.errors import ConfigError
 _FORMATS = ("int4", "int8")
 _GROUPS = (32, 64, 128)
 _FOREIGN = 1000.0
-"""The perplexity from which on a text counts as unlike anything that the model was trained on."""
+"""Above this perplexity a text counts as unlike anything that the model was trained on."""
 
 
 @with_options(EngineArgs, without={"quantization", "model"})

@@ -1,4 +1,4 @@
-"""What activations are rounded to beside quantised weights."""
+"""Bits to which activations are rounded before they are multiplied with quantised weights."""
 
 from __future__ import annotations
 

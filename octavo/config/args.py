@@ -41,7 +41,7 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         "tiktoken.model); by default the model's.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of the model on the hub.")
-    tokenizer_revision: str | None = arg(None, "The same for the tokenizer.")
+    tokenizer_revision: str | None = arg(None, "Branch, tag or commit of --tokenizer on the hub.")
     served_model_name: tuple[str, ...] = arg(
         (), "Name by which clients ask for the model; may be given several times. By default what --model says."
     )

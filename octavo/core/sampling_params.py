@@ -29,7 +29,7 @@ MAX_SEED = 2**63 - 1
 MAX_BIAS = 100.0
 _NEVER_EMPTY = {"allowed_token_ids": "nothing could be drawn", "logprob_token_ids": "nothing is asked for"}
 OF_DRAWING = ("temperature", "min_p", "top_k", "top_p")
-"""Parameters that beam search ignores because it draws nothing: the temperature, and all filters."""
+"""Parameters of random draws, which beam search does not make: the temperature, and all filters."""
 
 
 class OutputKind(enum.StrEnum):

@@ -71,9 +71,9 @@ _UNLIMITED: Final = (*_LOADING, "profile")
 takes a minute to write."""
 
 _OBJECTS_UNTIL_COLLECTION: Final = 10_000
-"""The garbage collector searches the new objects after so many of them: 2 ms."""
+"""New objects until the garbage collector searches them, which takes 2 ms."""
 _COLLECTIONS_UNTIL_LARGER_ONE: Final = 1_000
-"""After so many of these searches it searches the objects that survived them."""
+"""Searches of new objects until the objects that survived them are searched, too."""
 
 
 Message = ToCore | CoreFailed | Wake | Callable[[], None]

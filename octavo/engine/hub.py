@@ -85,7 +85,7 @@ class _OpenRequest:
             self._sequences[each.index] = _copied(each)
 
     def take(self, output: EngineCoreOutput) -> None:
-        """Note an output; those of beam searches are not kept, because a beam search starts again."""
+        """Note an output, but not the tokens of a beam search: on another core it starts again."""
         self._metrics = output.metrics or self._metrics
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if not self._request.params.use_beam_search:

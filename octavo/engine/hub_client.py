@@ -23,7 +23,8 @@ from octavo.errors import EngineDeadError
 
 class HubClient(CallingClient):
     """The cores, through the hub. counts: returns the counts of this server's metrics, which the others add to theirs.
-    abort: ends the open requests of this server with these names, or all when there are none, and returns how many.
+    abort: ends the open requests of this server that have one of these names for clients, or all requests when no name
+    is given, and returns how many.
 
     ready, roles, can_grow: as of `Replicas`.
     """

@@ -82,7 +82,7 @@ def under_vllm_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
 
 def _as_vllm(samples: list[Sample], name: str, new_name: str) -> list[Sample]:
     """Return samples with vLLM's labels: each gets the label `engine`, and samples are summed over labels that vLLM
-    lacks, except the share of host blocks, which is not part of the device's.
+    lacks. Samples of the host tier are left out: host blocks are not part of the device's cache.
     """
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in samples:

@@ -56,7 +56,7 @@ class Replica:
     max_restarts: within `WINDOW_S`; None is no limit. role: "prefill" or "decode" where they are apart; None for a core
     that does both.
     is_draining: its core is ended on request. is_stopped: after its core ends, no other is started. has_given_up:
-    restarts have failed too often.
+    the core died too often, and no other is started.
     num_open: its requests that have not ended. stats: the state after its latest step; totals count from the start of
     the first core. suspect: the id of the one request that runs here although it was running when a core died.
     """

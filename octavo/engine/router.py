@@ -11,7 +11,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.kv_cache.block_hash import extend_chain
 
 _MAX_DIGESTS: Final = 256
-"""How many leading blocks of a prompt decide its route: prompts that are equal up to there have the same route."""
+"""Most leading blocks of a prompt compared with those sent before; a longer common prefix changes no choice."""
 
 
 class Candidate(Protocol):

@@ -19,7 +19,7 @@ from octavo.kv_cache.listener import BlockListener
 NULL_BLOCK = 0
 """The id of no block: padding points to it, and it stands for blocks that no step reads."""
 _MOST_SIBLINGS = 16
-"""How many blocks after one prefix are compared, token by token, for the longest common beginning."""
+"""Most blocks after one prefix that are compared, token by token, for the longest common beginning."""
 _REMEMBERED = 1 << 14
 """How many digests of evicted blocks are remembered, to distinguish an eviction from a prefix that was never cached."""
 

@@ -39,7 +39,7 @@ class RouterRule:
     is_normalized: bool = False
     """The weights of a token are divided by their sum."""
     factor: float = 1.0
-    """The factor of the final weights."""
+    """The final weights are multiplied by this."""
     num_groups: int = 1
     """Experts are in groups of neighbours, of which the best ones alone are chosen from."""
     groups_kept: int = 1

@@ -31,7 +31,7 @@ CALLS: Final[dict[str, Any]] = {
 """Control calls, and the types of their values."""
 
 STARTING: Final = ("prepare", "load", "allocate", "load_again", "wake_up")
-"""The calls of a start, in their order, and those that end a sleep."""
+"""The calls of a start, in their order, and those that load weights again or end a sleep."""
 
 UNLIMITED: Final = (*STARTING, "profile")
 """The calls that take as long as a disk does, or a trace of minutes that is written to one."""

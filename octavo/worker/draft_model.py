@@ -195,7 +195,7 @@ def _check_kept(own: Iterable[CacheGroup], of_target: Iterable[CacheGroup]) -> N
 
 
 def _class_of(method: str, checkpoint: Checkpoint) -> tuple[ModelClass | None, Mesh]:
-    """Return the class of the draft model or head, None for that of its architecture, and its place."""
+    """Return the class of the draft model or head, None for that of its architecture, and the mesh that it runs on."""
     if method == "mtp" and checkpoint.architecture != ASSISTANT:
         return prediction_layer(checkpoint)
     head = MODEL_METHODS[method].head

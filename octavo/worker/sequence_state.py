@@ -26,7 +26,7 @@ class SequenceState:
     line: int
     """Its line in the token store and in the block tables."""
     num_tokens: int
-    """The number of known tokens in the line."""
+    """The number of tokens in the line that are known."""
     store: TokenStore
     seq_id: int
     epoch: int
