@@ -1,4 +1,1 @@
-"""octavo inside the platforms of others. Each file needs the extra of its platform.
-
-Used by the platforms.
-"""
+"""Runs octavo on other serving platforms, which import these modules. Each file needs the extra of its platform."""

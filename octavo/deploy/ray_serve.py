@@ -32,7 +32,7 @@ _OF_THE_PROXIES: Final = (
     "max_connections_per_address",
     "trusted_proxies",
 )
-"""Arguments of connections, which are those of Serve's proxies here (`http_options`)."""
+"""Arguments of the HTTP server that Serve's proxies replace; they are set by `http_options`."""
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:

@@ -1,4 +1,4 @@
-"""What the ranks of a group compute together."""
+"""Collective operations of the ranks of a group."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from octavo.errors import EngineDeadError
 
 
 class Collectives:
-    """The group of one rank, whose result is the whole result; groups of several override what they do.
+    """The group of a single rank, which returns its own input as the result; groups of several ranks override the
+    methods.
 
-    All ranks of a group make its calls in the same order, one thread of a rank at a time. Each raises EngineDeadError
-    when a rank does not come before the deadline, naming the rank, and when the group is poisoned. After an error the
-    group is of no further use.
+    All ranks of a group make its calls in the same order, one thread of a rank at a time. Each call raises
+    EngineDeadError, naming the rank, when a rank does not join before the deadline, and when the group is poisoned.
+    After an error the group cannot be used again.
 
     rank: this rank's number in the group, from 0. size: ranks of the group.
     """
@@ -24,12 +25,12 @@ class Collectives:
     rank: int = 0
     size: int = 1
     _reason: str | None = None
-    """Why the group is of no use any more."""
+    """Why the group cannot be used any more; None while it can."""
 
     @property
     def is_recordable(self) -> bool:
-        """Whether what repeats a step without Python keeps these calls: they are compiled and read tensors by address,
-        or are launched on a stream."""
+        """Whether a recording of a step (replayed without Python) includes these calls: compiled calls that read
+        tensors by address, or calls launched on a stream."""
         return True
 
     def gather(self, share: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class Collectives:
         raise AssertionError("a group of one rank receives nothing")
 
     def check(self) -> None:
-        """Raise EngineDeadError when the group is poisoned, or a call has failed: what was computed is not valid.
+        """Raise EngineDeadError when the group is poisoned or a call has failed: computed results are then invalid.
 
         Where the host does not wait for calls, they return before they fail.
         """
@@ -64,13 +65,13 @@ class Collectives:
             raise EngineDeadError(self._reason)
 
     def watch(self) -> None:
-        """Give what was launched up to now the deadline of calls: what repeats them without Python tells the group of
-        none. Nothing where the host waits for calls."""
+        """Start the deadline for all work launched so far, because a replay without Python does not report its calls to
+        the group. Does nothing where the host waits for calls."""
 
     def poison(self, reason: str) -> None:
         """Make every waiting and later call of all ranks raise EngineDeadError with `reason`; from any thread.
 
-        Ranks of other machines are reached by poisoning their own.
+        Ranks of other machines must poison the group there.
         """
         self._reason = self._reason or reason
 
@@ -83,7 +84,7 @@ class Collectives:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return the elements as bytes, in one line: no library knows every element type."""
+    """Return the elements as bytes, uint8 [bytes]: no library knows every element type."""
     return tensor.view(-1).view(torch.uint8)
 
 

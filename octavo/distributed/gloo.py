@@ -1,8 +1,8 @@
 """Groups of ranks that reach each other over TCP, by torch's process groups of two ranks each.
 
-Every call is made of copies from one rank to another, so that a rank that does not come is known by its number, and
+Every call is made of copies from one rank to another, so that a rank that does not join is known by its number, and
 sums are made here, in the order of ranks: gloo's own sums depend on the place of a row in the tensor. The copies of a
-call go all at once: a gather of 4 MB takes half of the time that gloo's own takes over TCP, with 2 to 4 ranks.
+call run concurrently: a gather of 4 MB takes half of the time that gloo's own takes over TCP, with 2 to 4 ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.distributed.stores import gloo_options, tcp_store
 from octavo.errors import EngineDeadError
 
 _LOOK_S: Final = 0.05
-"""How often a waiting rank looks whether it is poisoned."""
+"""Seconds between two checks of a waiting rank whether it is poisoned."""
 
 
 _Paths = Sequence[Any]
@@ -36,7 +36,8 @@ class GlooGroup(Collectives):
     is_recordable = False
 
     def __init__(self, rank: int, ranks: range, outward: _Paths, inward: _Paths, deadline_s: float) -> None:
-        """ranks: their numbers in the mesh. outward, inward: process groups to and from each rank, None for its own."""
+        """ranks: their numbers in the mesh. outward, inward: process groups to and from each rank, None for this rank
+        itself."""
         self.rank = rank
         self.size = len(ranks)
         self._ranks = ranks
@@ -44,7 +45,7 @@ class GlooGroup(Collectives):
         self._inward = inward
         self._deadline_s = deadline_s
         self._sending: list[tuple[Any, Tensor]] = []
-        """What was sent and may not have arrived, with the tensors that it is read from."""
+        """Sends that may not have completed, with the tensors that they read."""
 
     def gather(self, share: Tensor) -> Tensor:
         return torch.cat(self._exchange(share), -1)
@@ -95,9 +96,9 @@ class GlooGroup(Collectives):
                     self._fail(f"rank {self._ranks[rank]} did not {what} within {self._deadline_s:g} s")
 
     def _is_finished(self, rank: int, work: Any) -> bool:
-        """Return whether a copy ends before this rank should look at its poison again."""
+        """Wait for a copy until the next poison check is due; return whether it has ended."""
         self.check()
-        # raised when the time is over, and again below when the copy has failed
+        # raised on the timeout, and again below if the copy has failed
         with suppress(RuntimeError):
             work.wait(timedelta(seconds=_LOOK_S))
         if not work.is_completed():
@@ -120,7 +121,7 @@ class GlooStore:
         self._store = tcp_store(place, rendezvous)
 
     def open(self, ranks: range) -> GlooGroup:
-        """Return the group of `ranks`. Raises EngineDeadError, naming a rank that does not come before the deadline."""
+        """Return the group of `ranks`. Raises EngineDeadError, naming a rank that does not join before the deadline."""
         outward: list[Any] = [None] * len(ranks)
         inward: list[Any] = [None] * len(ranks)
         for index, other in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""How the ranks of a mesh come together."""
+"""Opens the groups of a mesh's ranks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def open_groups(
     """Return `place` with its groups. Every rank calls this; it waits for those that are reached over TCP or by NCCL.
 
     `allocate` makes the tensors that gathers return. backend: that of torch's process groups by which devices with
-    their own memory reach each other; None where tensors are in the memory of the host. meet: calls what opens a group
-    that waits, perhaps in a thread of its own. Raises EngineDeadError when a rank is not there before the deadline.
+    their own memory reach each other; None where tensors are in the memory of the host. meet: calls the function that
+    opens a group and waits, perhaps in a thread of its own. Raises EngineDeadError when a rank does not join before the
+    deadline.
     """
 
     @cache

@@ -16,15 +16,14 @@ from octavo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`rank` of `size` along one way of sharing a model."""
+    """The place `rank` among `size` ranks along one axis of parallelism."""
 
     rank: int = 0
     size: int = 1
 
     def share(self, count: int, name: str = "outputs of a layer") -> tuple[int, int]:
-        """Return (start, length) of this rank's share of `count` equal things, which an error calls `name`.
-
-        Raises ConfigError where the shares would not be equal.
+        """Return (start, length) of this rank's share of `count` items; `name` is their name in errors. Raises
+        ConfigError if the shares would not be equal.
         """
         if count % self.size:
             raise ConfigError(
@@ -38,10 +37,9 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """The place of one rank: `tensor` ranks share each layer, `pipeline` ranks share the layers, `expert` ranks the
-    experts; and how it reaches the others.
-
-    Calls with tensors on the meta device reach no other rank: a dry run gets tensors of the right shapes. Calls that a
-    recording of compiled calls would leave out are visible to a `TorchFunctionMode` like functions of torch.
+    experts; and the groups for calls to the others. Calls with tensors on the meta device make no communication: a dry
+    run gets tensors of the right shapes. Calls that are not recordable pass through a `TorchFunctionMode` like
+    functions of torch.
     """
 
     tensor: Axis = Axis()
@@ -52,8 +50,8 @@ class Mesh:
     stage_group: Collectives = field(default_factory=Collectives)
     """The pipeline ranks with this rank's place in their stages."""
     reduce: Literal["gather", "sum"] = "gather"
-    """How tensor ranks combine what a layer makes of a cut input: `gather` gives the bits of one rank, `sum` sends
-    fewer bytes."""
+    """How tensor ranks combine the outputs of a layer with a split input: `gather` gives the bits of a single rank,
+    `sum` sends fewer bytes."""
 
     @classmethod
     def single(cls) -> Self:
@@ -64,7 +62,7 @@ class Mesh:
     def of_rank(cls, rank: int, *, tensor: int = 1, pipeline: int = 1, whole_experts: bool = False) -> Self:
         """Return the place of `rank`, where the ranks of one pipeline stage are neighbours.
 
-        `whole_experts`: the tensor ranks share the experts of a mixture, instead of cutting each.
+        `whole_experts`: the tensor ranks share the experts of a mixture, instead of splitting each expert.
         """
         stage, place = divmod(rank, tensor)
         own = Axis(place, tensor)
@@ -72,7 +70,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """The number of all ranks."""
         return self.tensor.size * self.pipeline.size
 
     @property
@@ -152,7 +150,7 @@ class Mesh:
         self.stage_group.check()
 
     def watch(self) -> None:
-        """Give the calls of tensor ranks that were launched up to now their deadline, whatever has launched them."""
+        """Start the deadline for the calls of tensor ranks launched so far, also those of a replay."""
         self.tensor_group.watch()
 
     def poison(self, reason: str) -> None:
@@ -167,7 +165,7 @@ class Mesh:
 
 
 def _call(group: Collectives, call: Callable[..., Any], tensor: Tensor, *rest: int) -> Any:
-    """Make a collective call, through the mode that watches over torch's functions unless the call is recordable."""
+    """Make a collective call, through the active `TorchFunctionMode` unless the call is recordable."""
     if not group.is_recordable and has_torch_function_unary(tensor):
         return handle_torch_function(call, (tensor,), tensor, *rest)
     return call(tensor, *rest)

@@ -1,4 +1,4 @@
-"""Finds calls on a device that do not end: the host that launches them does not wait, so nothing else would."""
+"""Detects calls on a device that do not end: the host launches them without waiting, so nothing else would notice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 LOOK_S: Final = 0.05
-"""How often is looked whether a call has ended."""
+"""Seconds between two checks whether a call has ended."""
 
 
 class Event(Protocol):
-    """A mark in the order of what a device computes, which moves to the end each time that it is recorded."""
+    """A mark in the queue of a device's work (as a CUDA event); recording moves it to the end."""
 
     def record(self) -> None:
-        """Mark what was launched up to now."""
+        """Mark the work launched so far."""
 
     def query(self) -> bool:
-        """Return whether all that the mark follows has been computed. Raises RuntimeError for a failed device."""
+        """Return whether all work before the mark has been computed. Raises RuntimeError for a failed device."""
 
 
 class OverdueWatch:
@@ -31,7 +31,7 @@ class OverdueWatch:
         on_overdue: Callable[[str], None],
         is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
-        """is_capturing: whether what is launched now is only captured, and computed later."""
+        """is_capturing: returns whether launches are only captured now (CUDA graph), and computed later."""
         self._is_capturing = is_capturing
         self._event, self._deadline_s, self._on_overdue = event, deadline_s, on_overdue
         self._num_calls = 0
@@ -40,7 +40,7 @@ class OverdueWatch:
         threading.Thread(target=self._look, name="octavo-overdue", daemon=True).start()
 
     def note(self) -> None:
-        """Watch over the call that has just been launched, and all before it."""
+        """Watch the call that was just launched, and all before it."""
         if self._is_capturing():
             return
         self._event.record()
@@ -62,7 +62,7 @@ class OverdueWatch:
                 return
 
     def _wait(self) -> str | None:
-        """Wait for the end of all calls; return why they do not end."""
+        """Wait for the end of all calls; return the reason if they do not end."""
         since, seen = time.monotonic(), self._num_calls
         while not self._is_closed:
             time.sleep(LOOK_S)

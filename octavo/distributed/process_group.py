@@ -1,6 +1,6 @@
 """Groups of ranks that reach each other by one process group of torch: NCCL between GPUs, gloo on CPUs.
 
-Only copies are asked of the library: it chooses by itself in which order it would add, so sums are made here.
+The library is used for copies only: it would choose the order of additions by itself, so sums are made here.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from octavo.distributed.stores import gloo_options, memory_store, tcp_store
 from octavo.errors import EngineDeadError
 
 _ANSWER_S: Final = 1.0
-"""How long after a deadline the other ranks are given to say that they wait, too."""
+"""Seconds after a deadline in which the other ranks can report that they wait, too."""
 
 _MOST_SENDING: Final = 64
-"""Tensors on the way to other ranks; who sends one more waits for the oldest."""
+"""Most unfinished sends; a further one waits for the oldest."""
 
 _MARGIN_S: Final = 60.0
-"""How much later than this group the library itself ends what does not end."""
+"""Seconds by which the library's own timeout is longer than this group's deadline."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a group. ranks: their numbers in the mesh; own: this one's place; store: of this group alone."""
+    """The ranks of a group. ranks: their numbers in the mesh. own: index of this rank among them. store: a store of
+    this group alone."""
 
     ranks: range
     own: int
     store: Store
 
     def absent(self) -> list[int]:
-        """Return the ranks that do not say within a second that they wait for the others, as this one then says."""
+        """Report that this rank waits, and return the ranks that do not report the same within a second."""
         ends = time.monotonic() + _ANSWER_S
         try:
             self.store.set(f"waits {self.ranks[self.own]}", "")
@@ -61,14 +62,14 @@ class ProcessGroup(Collectives):
     """Ranks over a process group of torch.
 
     On a GPU calls are launched, and the stream waits for them, not the host: a thread watches over the deadline. When
-    it passes, and when the group is poisoned, the library's communicator is aborted, which ends what waits on the GPU;
-    what that computes is not valid, which `check` says.
+    it passes, and when the group is poisoned, the library's communicator is aborted, which ends calls that wait on the
+    GPU; their results are invalid, and `check` raises.
     """
 
     def __init__(
         self, backend: Any, members: Members, deadline_s: float, make_watch: Callable[..., OverdueWatch] | None = None
     ) -> None:
-        """make_watch: makes what watches over launched calls; None where the host waits for each call."""
+        """make_watch: makes the watch over launched calls; None where the host waits for each call."""
         self.rank = members.own
         self.size = len(members.ranks)
         self._backend = backend
@@ -76,7 +77,7 @@ class ProcessGroup(Collectives):
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._sending: deque[tuple[Any, Tensor]] = deque()
-        """What was sent and may not have arrived, with the tensors that it is read from."""
+        """Sends that may not have completed, with the tensors that they read."""
         self._watch = None if make_watch is None else make_watch(deadline_s, self._end_overdue)
 
     @property
@@ -101,14 +102,14 @@ class ProcessGroup(Collectives):
         sent = tensor.clone()
         while self._sending and (len(self._sending) >= _MOST_SENDING or self._sending[0][0].is_completed()):
             work, _ = self._sending.popleft()
-            self._call(work.wait)  # of gloo's, none says earlier that it has completed
+            self._call(work.wait)  # gloo's works do not report completion before `wait`
         self._sending.append((self._backend.send([bytes_of(sent)], target, 0), sent))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self.check()
         work = self._backend.recv([bytes_of(tensor)], source, 0)
         if self._watch is None:
-            # gloo closes a connection where a receiver stops to wait, so that it cannot look whether it is poisoned
+            # gloo closes the connection when a receiver stops waiting, so that it cannot check for poison
             self._call(lambda: work.wait(timedelta(seconds=self._deadline_s)))
         else:
             self._finish(work)
@@ -124,12 +125,12 @@ class ProcessGroup(Collectives):
             self._reason = reason
         if self._watch is not None:
             self._watch.close()
-            # idle communicators too: to end one in turn takes all ranks
+            # idle communicators too: an orderly end needs all ranks
             self._backend.abort()
 
     def close(self) -> None:
         if self._watch is None and self._reason is None:
-            for work, _ in self._sending:  # what gloo has not sent yet goes with its tensor
+            for work, _ in self._sending:  # an unfinished send of gloo would be lost with its tensor
                 with suppress(RuntimeError):
                     work.wait(timedelta(seconds=_ANSWER_S))
         self.poison("the group of ranks is closed")
@@ -171,7 +172,7 @@ class ProcessGroup(Collectives):
             return
         ends = time.monotonic() + self._deadline_s
         while not work.is_completed():
-            # raised when the time is over, and again below when the call has failed
+            # raised on the timeout, and again below if the call has failed
             with suppress(RuntimeError):
                 work.wait(timedelta(seconds=LOOK_S))
             self.check()
@@ -209,7 +210,7 @@ class ProcessGroups:
     def open(self, ranks: range, example: Tensor) -> ProcessGroup:
         """Return the group of `ranks`, which can reach each other. example: one element, where tensors are.
 
-        Raises EngineDeadError for ranks that do not come before the deadline.
+        Raises EngineDeadError for ranks that do not join before the deadline.
         """
         if example.is_cuda:
             torch.cuda.set_device(example.device)  # each thread has its own
@@ -241,6 +242,6 @@ class ProcessGroups:
 
 
 def _watch(deadline_s: float, on_overdue: Callable[[str], None]) -> OverdueWatch:
-    """Return what watches over the calls on the current GPU."""
+    """Return the watch over the calls on the current GPU."""
     event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return OverdueWatch(event, deadline_s, on_overdue, torch.cuda.is_current_stream_capturing)

@@ -18,14 +18,14 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
 
 SPIN_S: Final = 100e-6
-"""How long a rank with a processor of its own looks for the others before it sleeps: their kernels differ by less."""
+"""Seconds for which a rank with a processor of its own spins before it sleeps: kernels of ranks differ by less."""
 
 _SUM_TYPES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""How the library numbers the element types of sums."""
+"""The compiled library's numbers for the element types of sums."""
 
 
 class SharedMemoryGroup(Collectives):
-    """Ranks over memory that all ranks have mapped. The calls are kept by recordings of compiled calls."""
+    """Ranks over memory that all ranks have mapped. The calls are recordable."""
 
     def __init__(self, native: _native.SharedGroup, rank: int, size: int, allocate: Allocate) -> None:
         self.rank = rank
@@ -60,13 +60,13 @@ class SharedMemoryGroup(Collectives):
         self._living().receive(*_bytes_of(tensor), source)
 
     def poison(self, reason: str) -> None:
-        """Reaches every rank that shares the memory, of other groups too, within 50 ms."""
+        """Poison every rank that shares the memory, also those of other groups, within 50 ms."""
         native, self._reason = self._native, reason
         if native is not None:
             native.poison(reason)
 
     def close(self) -> None:
-        """The memory is unmapped when no recording refers to it."""
+        """Release this group; the memory is unmapped when no recording refers to it any more."""
         self._native = None
 
     def _living(self) -> _native.SharedGroup:
@@ -79,7 +79,7 @@ class SharedMemory:
     """The memory of a mesh: a head, then the tensor group of each stage, then the stage group of each place in them."""
 
     def __init__(self, place: Mesh, rendezvous: Rendezvous, allocate: Allocate) -> None:
-        """Gives the memory its size, which follows from the mesh, as every rank does."""
+        """Set the size of the memory, which follows from the mesh; every rank sets the same one."""
         assert rendezvous.memory is not None
         self._place, self._descriptor, self._allocate = place, rendezvous.memory, allocate
         self._deadline_s = rendezvous.deadline_s

@@ -1,4 +1,4 @@
-"""Where process groups of torch find each other: a store of the mesh."""
+"""Stores in which the process groups of a mesh find each other."""
 
 from __future__ import annotations
 
