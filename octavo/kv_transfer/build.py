@@ -62,7 +62,7 @@ def make_connector(
         )
         if gives:
             listener, address = listen(transfer.kv_host, transfer.kv_port, f"control-{epoch.hex()[:16]}")
-            # of a server that is killed, the last core removes the folder; a folder of a user's is not removed
+            # if the server is killed, the last core removes the folder; a folder of the user is not removed
             folder = HostFolder(Path(transfer.kv_host)) if transfer.secret else None
             sources.append(PeerServer(listener, secret, hello, block_manager, transfer.kv_lease_s, wake, folder))
         else:

@@ -1,7 +1,7 @@
-"""Where the KV of a prefix comes from when the local pools do not have it: another engine, the host, a disk.
+"""Interfaces to sources of KV that the local pools do not have: another engine, host memory, a disk.
 
-The local pools are looked up first. A connector is asked for the blocks behind their hit, by the digests of
-`octavo.kv_cache.block_hash`. What it supplies is written into blocks of the request, which computes nothing until then.
+The local pools are looked up first, then a connector for the blocks after their hit, by the digests of
+`octavo.kv_cache.block_hash`. It writes into blocks of the request, which computes nothing until then.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ class Fetch(NamedTuple):
 
 
 class BlockSource:
-    """Supplies blocks by content. Every method returns at once; blocks are written in the background. One thread, that
-    which plans steps, calls all methods but `Connector.note`."""
+    """Supplies blocks by content. Every method returns at once; blocks are written in the background. The thread that
+    plans steps calls all methods except `Connector.note`."""
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
-        """Note that a request waits from now on. digests: those of its tokens, the tail last."""
+        """Note that a request waits from now on. digests: those of its full blocks and, last, of its tail."""
 
     def ended(self, request_id: str) -> None:
         """Note that a request has ended, whether it was added or not."""
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of these are there or will come; called when a request is admitted, which then
-        fetches them. digests: those behind its hit in the local pools, the tail last; none when it needs no more."""
+        """Return how many leading blocks of these the source has or will have; called when a request is admitted, which
+        then fetches them. digests: those after its hit in the local pools, the tail last; empty when it needs no
+        more."""
         return 0
 
     def fetch(self, fetch: Fetch) -> None:
-        """Begin to write blocks that `find` has promised, with the next step at the earliest: steps before it may read
-        what is in them. They are kept until the fetch has ended, also when the request ends before."""
+        """Begin to write blocks that `find` has promised, not before the next step: earlier steps may still read the
+        old content. The blocks are held until the fetch has ended, even if the request ends before."""
 
     def end_reads(self) -> None:
-        """End what others read of the local pools: they hold what a request needs beside which nothing runs, or what a
-        pause forgets."""
+        """End reads of the local pools by other engines, because a request with no other one running needs the held
+        blocks, or because a pause clears the cache."""
 
     def end_fetches(self) -> None:
-        """End fetches whose blocks another engine may not have yet, as if they had failed: a paused one computes
-        nothing."""
+        """End fetches of blocks that another engine may not have computed yet, as if they had failed: a paused engine
+        computes nothing."""
 
     @property
     def is_saving(self) -> bool:
-        """Whether blocks of the local pools wait to be kept elsewhere, or are being written there."""
+        """Whether blocks of the local pools wait to be saved to a tier, or are being saved."""
         return False
 
     def close(self) -> None:
@@ -61,21 +62,21 @@ class BlockSource:
 
 
 class Connector(BlockSource):
-    """What a scheduler fetches from. address: where other engines fetch from this one; None where they cannot."""
+    """The source from which a scheduler fetches. address: address for other engines that fetch from this one; None
+    where they cannot."""
 
     address: str | None = None
 
     def take_fetched(self) -> list[tuple[int, str]]:
-        """Return the ids of the fetches that have ended since the last call, each with the reason why not all of its
-        blocks hold what they should; that is empty for those that do. The others are computed instead. Called before
-        each step is planned."""
+        """Return the ids of the fetches that have ended since the last call, each with the reason of its failure; ""
+        for success. Blocks of failed fetches are computed instead. Called before each step is planned."""
         raise NotImplementedError
 
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
-        """Return what the step sends to the ranks (`RankCommands`), None for nothing. Without rows the step is planned
-        for it alone."""
+        """Return the commands that the step sends to the ranks (`RankCommands`), None for none. A step without rows is
+        planned for the commands alone."""
         raise NotImplementedError
 
     def note(self, rank: int, payload: bytes) -> None:
-        """Note what has ended on a rank (`RankNotes`). Called from any thread."""
+        """Note the operations that have ended on a rank (`RankNotes`). Called from any thread."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""How fast a tier supplies blocks, as measured by loads, and from which length on that is faster than computing."""
+"""Measures how fast a tier loads blocks, and from which length on loading is faster than computing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import msgspec
 _MEMORY: Final = 0.8
 """Weight of a load relative to the one after it."""
 _VALID_S: Final = 60.0
-"""A load later than this after the last one is made whatever was measured: the tier may have become faster."""
+"""Seconds after which a load is made whatever was measured: the tier may have become faster."""
 _FILE: Final = "rates"
 
 
 class MeasuredRates(msgspec.Struct, kw_only=True):
-    """What an engine has measured, in a file beside the blocks for the next one; None for nothing yet.
+    """The rates that an engine has measured, in a file beside the blocks for the next engine; None: not measured yet.
 
-    time: seconds since 1970. latency_s: of a load, beside the time that its bytes take.
+    time: Unix seconds. latency_s: time of a load besides that of its bytes.
     """
 
     time: float = 0.0
@@ -31,17 +31,18 @@ class MeasuredRates(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what the last engine has written into a folder of blocks; without values where there is nothing."""
+        """Return the rates that the last engine has written into a folder of blocks; empty ones if there is no valid
+        file."""
         try:
             return msgspec.json.decode((folder / _FILE).read_bytes(), type=cls)
         except (OSError, msgspec.MsgspecError):
             return cls()
 
     def break_even_blocks(self, block_size: int, block_bytes: int, state_bytes: int = 0) -> float:
-        """Return the fewest blocks that are loaded in less time than computed, together with one of `state_bytes`;
-        infinity where none are.
+        """Return the fewest blocks that, together with one state of `state_bytes`, are loaded in less time than
+        computed; infinity if loading never is.
 
-        Before everything is measured that is one block.
+        Return 1 until all rates are measured.
         """
         if self.bytes_per_s is None or self.prefill_tokens_per_s is None:
             return 1
@@ -50,7 +51,7 @@ class MeasuredRates(msgspec.Struct, kw_only=True):
         return max(1, math.ceil(once_s / gain_s)) if gain_s > 0 else math.inf
 
     def render(self, block_size: int, block_bytes: int) -> str:
-        """Return the break-even length in one line, and what it follows from."""
+        """Return a line with the break-even length and the rates that it follows from."""
         if self.bytes_per_s is None or self.prefill_tokens_per_s is None:
             return (
                 "not measured yet: an engine with this directory measures it, and until then fetches all that it finds"
@@ -66,12 +67,13 @@ class MeasuredRates(msgspec.Struct, kw_only=True):
 
 
 class FetchRates:
-    """The rates of one tier: what the last engine has measured, until this one has."""
+    """The rates of one tier: those measured by the last engine until this one has measured its own."""
 
     def __init__(
         self, measured: MeasuredRates, block_size: int, block_bytes: int, now: float, state_bytes: int = 0
     ) -> None:
-        """block_bytes: of a block on one rank. now: as in `note`. state_bytes: of the state that a prefix has."""
+        """block_bytes: bytes of a block on one rank. now: as in `note`. state_bytes: bytes of a prefix's recurrent
+        state."""
         self.measured = measured
         self._block_size = block_size
         self._block_bytes = block_bytes
@@ -80,7 +82,7 @@ class FetchRates:
         self._last = -math.inf if measured.bytes_per_s is None else now
 
     def note(self, num_bytes: int, seconds: float, latency_s: float, now: float) -> None:
-        """Note a load of `num_bytes` in `seconds`, which waited `latency_s` more before and after that."""
+        """Note a load of `num_bytes` in `seconds`, besides which it waited `latency_s`."""
         if num_bytes and seconds > 0:
             is_first = not self._bytes
             self._bytes = self._bytes * _MEMORY + num_bytes

@@ -1,10 +1,10 @@
 """KV blocks as files: on a disk, where they survive the engine, or in shared memory, for all replicas of a server.
 
-A file holds what one rank has of a block in the layers of one cache group, under a header with checksums. Its name is
-the block's digest; its folder is named by a hash of everything that decides the bytes (`folder_key`). Any number of
+A file holds one rank's part of a block in the layers of one cache group, after a header with checksums. Its name is the
+block's digest; the name of its folder is a hash of everything that the bytes depend on (`folder_key`). Any number of
 processes may use a folder at once, and each may be killed at any moment: a file is written under a temporary name and
-renamed, and what does not verify is absent. Nothing is flushed to the disk: after a crash of the machine the checksum
-finds a file that is not whole.
+renamed, and a file that fails verification counts as absent. Nothing is flushed to the disk: after a crash of the
+machine the checksum finds a file that is not whole.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from octavo.kv_transfer.messages import TierFolder
 _log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"octavo-kv 1\r\n\x00\x00\x00"
-"""Another one for every change of the format."""
+"""Changed with every change of the format."""
 _HEADER: Final = struct.Struct("<16s32s32sIQI")
 """Magic, key of the folder, digest, cache group, bytes of the content, their CRC-32; the CRC-32 of these follows."""
 _CHECKSUM: Final = struct.Struct("<I")
 _USAGE: Final = struct.Struct("<Q")
 _KEPT_SHARE: Final = 0.9
-"""Share of the size to which old files are removed, so that looking at all files is rare."""
+"""Share of the maximal size down to which old files are removed, so that scans of all files are rare."""
 _FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 _PARTIAL: Final = ".partial"
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -43,7 +43,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def folder_key(identity: Mapping[str, str], *, layout: str, block_size: int, **share: object) -> bytes:
-    """Return 32 bytes that differ wherever the bytes of a block may. share: the layers and heads of a rank."""
+    """Return 32 bytes that differ whenever the bytes of a block may differ. share: the layers and heads of a rank."""
     named = {"identity": dict(identity), "layout": layout, "block_size": block_size, **share}
     return hashlib.sha256(_MAGIC + json.dumps(named, sort_keys=True).encode()).digest()
 
@@ -56,9 +56,8 @@ class _File(NamedTuple):
 
 
 class FileStore:
-    """The blocks with one key in a folder, of at most `max_bytes` with those of all other keys.
-
-    Beyond that the files used longest ago are removed. Reading is for one thread, writing for another one.
+    """The blocks with one key in a folder. All keys together have at most `max_bytes`; beyond that the least recently
+    used files are removed. Reading is for one thread, writing for another one.
     """
 
     def __init__(self, folder: Path, key: bytes, max_bytes: int, option: str = "kv_disk") -> None:
@@ -83,7 +82,7 @@ class FileStore:
             ) from error
 
     def has(self, digest: bytes, group: int) -> bool:
-        """Return whether there is a file. What is in it may yet prove wrong."""
+        """Return whether there is a file. Its content is not verified."""
         try:
             os.stat(_name(digest, group), dir_fd=self._folder, follow_symlinks=False)
         except OSError:
@@ -91,8 +90,8 @@ class FileStore:
         return True
 
     def read(self, digest: bytes, group: int, content: memoryview) -> bool:
-        """Fill `content`. Returns False, with anything in it, where there is no file of just these bytes; a wrong one
-        is removed."""
+        """Fill `content`. Returns False, with undefined content, if there is no valid file of this size; an invalid
+        file is removed."""
         name = _name(digest, group)
         try:
             file = os.open(name, _READ, dir_fd=self._folder)
@@ -112,7 +111,7 @@ class FileStore:
         return reason is None
 
     def _read(self, file: int, digest: bytes, group: int, content: memoryview) -> str | None:
-        """Return what is wrong with the file, None for nothing."""
+        """Read the file; return the reason why it is invalid, None for a valid one."""
         header = os.read(file, _HEADER.size + _CHECKSUM.size)
         fields = header[: _HEADER.size]
         if len(header) < _HEADER.size + _CHECKSUM.size or _CHECKSUM.pack(zlib.crc32(fields)) != header[_HEADER.size :]:
@@ -133,7 +132,7 @@ class FileStore:
         self._unlink(name)
 
     def write(self, digest: bytes, group: int, parts: Sequence[memoryview]) -> None:
-        """Keep a block's bytes, unless there is such a file. The first error ends all saving, with a line in the log;
+        """Write a block's file unless it exists. The first error ends all saving, with a line in the log;
         nothing is raised."""
         name = _name(digest, group)
         if not self.is_saving or self.has(digest, group):
@@ -162,7 +161,7 @@ class FileStore:
             _log.warning("no more KV blocks are saved in %s: %s", self.path, error.strerror or error)
 
     def touch(self, digest: bytes, group: int) -> None:
-        """Note that a block's file is used now: it is removed after those that were used before."""
+        """Mark a block's file as used now, for the order of removals."""
         with suppress(OSError):
             os.utime(_name(digest, group), dir_fd=self._folder, follow_symlinks=False)
 
@@ -190,7 +189,7 @@ class FileStore:
             partial = f"{os.getpid()}-{self._num_partial}-{id(self)}{_PARTIAL}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(partial, flags, 0o600, dir_fd=self._folder)
-            fcntl.flock(file, fcntl.LOCK_EX)  # while this process lives: others know by it that the file is written
+            fcntl.flock(file, fcntl.LOCK_EX)  # held while this process writes the file
             os.ftruncate(file, size)
             os.pwrite(self._usage, _USAGE.pack(used + size), 0)
         return partial, file
@@ -205,8 +204,8 @@ class FileStore:
             fcntl.flock(self._usage, fcntl.LOCK_UN)
 
     def _recount(self, keep_bytes: int) -> int:
-        """Look at all files, remove what killed processes have left, and the files used longest ago until the others
-        have at most `keep_bytes`. Returns the bytes that are left, which are written down as well."""
+        """Scan all files; remove unfinished ones of killed processes, and the least recently used ones until at most
+        `keep_bytes` are left. Returns the remaining bytes, which are also stored."""
         files: list[_File] = []
         folders = [self._open(entry.name) for entry in os.scandir(self._root) if _FOLDER.fullmatch(entry.name)]
         try:
@@ -229,7 +228,7 @@ class FileStore:
         return os.open(name, _READ | os.O_DIRECTORY, dir_fd=self._root)
 
     def _unlink(self, name: str) -> None:
-        """What is counted of it goes at the next recount: until then the folder seems fuller than it is."""
+        """Remove a file. Its bytes are counted until the next recount, so the folder seems fuller than it is."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
 
@@ -241,10 +240,8 @@ def open_store(folder: TierFolder) -> FileStore:
 
 
 def open_private(path: Path, *, may_be_read: bool = False) -> int:
-    """Return a descriptor of a directory, which is made with its parents where there is none.
-
-    Raises OSError for a link, for one of another user, and for one that others may write to or, unless `may_be_read`,
-    look into.
+    """Return a descriptor of a directory, which is made with its parents if there is none. Raises OSError for a link,
+    for a directory of another user, and for one that others may write to or, unless `may_be_read`, read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

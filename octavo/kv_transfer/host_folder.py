@@ -1,4 +1,5 @@
-"""A private folder of a server, for KV blocks in shared memory or for sockets. It lives as long as its processes."""
+"""A private folder of a server, for KV blocks in shared memory or for sockets; it exists as long as a process uses
+it."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ _USERS: Final = ".users"
 
 
 class HostFolder:
-    """The use of a folder by this process. The last process that ends its use removes the folder."""
+    """This process's use of a folder. The last process to close it removes the folder."""
 
     def __init__(self, path: Path, num_bytes: int = 0) -> None:
-        """Make the folder where there is none, and remove those of servers that were killed: their names differ from
-        this one behind the last dash.
+        """Make the folder if there is none, and remove those of killed servers: their names differ only after the last
+        dash.
 
         Raises ConfigError where shared memory cannot have `num_bytes`.
         """
@@ -57,7 +58,7 @@ def size_of(path: Path) -> int:
 
 
 def _use(path: Path) -> int:
-    """Return a descriptor whose lock keeps the folder, which is made where there is none."""
+    """Return a descriptor whose lock prevents removal of the folder, which is made if there is none."""
     while True:
         os.close(open_private(path))
         with suppress(FileNotFoundError):  # another process has just removed the folder
@@ -69,7 +70,7 @@ def _use(path: Path) -> int:
 
 
 def _remove_unused(path: Path) -> None:
-    """Remove a folder of this user that no process uses. Raises OSError for any other one."""
+    """Remove a folder of this user that no process uses. Raises OSError if it is in use or of another user."""
     if not path.exists():
         return
     os.close(open_private(path))

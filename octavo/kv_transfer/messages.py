@@ -1,4 +1,4 @@
-"""What travels for KV transfers: between the scheduler's side and the ranks with the steps, and between engines.
+"""Messages of KV transfers: between the scheduler's side and the ranks, sent with the steps, and between engines.
 
 A transfer is the KV of one prompt, which a decode engine requests from a prefill engine. Its digests are those of the
 prompt's full blocks and, last, that of its tail (`BlockManager.transfer_digests`); blocks are counted from its first.
@@ -10,8 +10,8 @@ import msgspec
 
 
 class PeerRank(msgspec.Struct, frozen=True):
-    """Where a rank of another engine gives blocks away, and what it has: first and end of its layers and, in each cache
-    group, of its heads.
+    """The address at which a rank of another engine sends blocks, and its share: first and end of its layers and, in
+    each cache group, of its heads.
 
     host: an address, or the path of a Unix socket, which begins with "/"; then `port` is 0.
     """
@@ -26,10 +26,10 @@ class PeerRank(msgspec.Struct, frozen=True):
 
 
 class SendBlocks(msgspec.Struct, frozen=True):
-    """Blocks `first`, `first + 1`, … of a transfer are there.
+    """Blocks `first`, `first + 1`, … of a transfer can be sent.
 
-    block_ids: for each cache group; 0 for a block that nothing reads. is_fresh: the step that carries this computes
-    them, so each layer of them is there when the step has computed the layer.
+    block_ids: for each cache group; 0 for a block that nothing reads. is_fresh: the step with this command computes
+    them, so each layer can be sent once the step has computed it.
     """
 
     transfer: bytes
@@ -42,7 +42,7 @@ class FetchBlocks(msgspec.Struct, frozen=True):
     """Write blocks `first`, … of a transfer, from the ranks of another engine, into these blocks.
 
     block_ids: for each cache group; 0 for a block that is not needed. epoch: the start of the other engine; pieces of
-    another one are not written. patience_s: how long a rank may send nothing.
+    another start are not written. patience_s: seconds for which a rank may send nothing.
     """
 
     fetch_id: int
@@ -64,7 +64,7 @@ class LoadBlocks(msgspec.Struct, frozen=True):
 
 
 class SaveBlocks(msgspec.Struct, frozen=True):
-    """Store these blocks under these digests in tiers, after the step that carries this."""
+    """Store these blocks under these digests in tiers, after the step with this command."""
 
     save_id: int
     tiers: list[str]
@@ -74,7 +74,7 @@ class SaveBlocks(msgspec.Struct, frozen=True):
 
 class TierFolder(msgspec.Struct, frozen=True):
     """Where a rank keeps blocks: the name of the tier, its folder, the key of the rank's blocks (`folder_key`), and the
-    most bytes of all that is in the folder."""
+    most bytes of all files in the folder."""
 
     tier: str
     folder: str
@@ -83,10 +83,10 @@ class TierFolder(msgspec.Struct, frozen=True):
 
 
 class RankCommands(msgspec.Struct, omit_defaults=True):
-    """The commands of a step. It carries out what it moves after all steps before it.
+    """The commands of a step. Blocks are moved after all earlier steps.
 
     ends: transfers to forget, on either side; the note `ended` follows when no thread reads or writes their blocks.
-    drops: digests of content that has proved wrong, to be removed from all tiers.
+    drops: digests of content that was found to be wrong, to be removed from all tiers.
     """
 
     sends: list[SendBlocks] = []
@@ -107,7 +107,7 @@ class RankCommands(msgspec.Struct, omit_defaults=True):
 
 
 class Fetched(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A fetch or a load has ended on this rank; `error` is empty when all blocks hold what they should."""
+    """A fetch or a load has ended on this rank; `error` is empty when all blocks have the right content."""
 
     fetch_id: int
     error: str = ""
@@ -115,13 +115,13 @@ class Fetched(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
     def beside(self, other: Fetched) -> Fetched:
-        """Return what stands for the notes of two ranks: the first error, the most bytes and the longest time."""
+        """Return the combination of two ranks' notes: the first error, the most bytes and the longest time."""
         num_bytes, seconds = max(self.num_bytes, other.num_bytes), max(self.seconds, other.seconds)
         return Fetched(self.fetch_id, other.error or self.error, num_bytes, seconds)
 
 
 class RankNotes(msgspec.Struct, omit_defaults=True):
-    """What has ended on a rank: fetches and loads, saves, transfers."""
+    """The operations that have ended on a rank: fetches and loads, saves, transfers."""
 
     fetched: list[Fetched] = []
     saved: list[int] = []
@@ -132,11 +132,9 @@ class RankNotes(msgspec.Struct, omit_defaults=True):
 
 
 class PeerHello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first message of either end.
-
-    identity: names and values that decide the bits of KV; they must be the same at both ends. layout: how a block is
-    laid out. epoch: 16 random bytes of the engine's start. ranks: where blocks are given away; none on the side that
-    fetches.
+    """The first message of either end. identity: names and values that the bits of KV depend on; they must be the same
+    at both ends. layout: memory layout of a block. epoch: 16 random bytes of the engine's start. ranks: the ranks that
+    send blocks; empty on the side that fetches.
     """
 
     identity: dict[str, str]
@@ -147,14 +145,14 @@ class PeerHello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """A transfer, named by 16 random bytes, is to hold the blocks with these digests until `TransferDone`."""
+    """Requests a transfer, named by 16 random bytes, that holds the blocks with these digests until `TransferDone`."""
 
     transfer: bytes
     digests: list[bytes]
 
 
 class TransferAwaited(msgspec.Struct, frozen=True, tag="fetching"):
-    """The ranks of the side that fetches wait for a transfer that it wants. Other ones are not waited for yet."""
+    """The ranks of the fetching side wait for this transfer, which was requested before."""
 
     transfer: bytes
 

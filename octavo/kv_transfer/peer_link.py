@@ -19,19 +19,20 @@ from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage
 
 _HEARTBEATS_PER_LEASE: Final = 6
 _MOST_BYTES: Final = 1 << 24
-"""Bytes of a message: that of a prompt of a million tokens has a quarter of them."""
+"""Most bytes of a message: the message of a prompt of a million tokens has a quarter of them."""
 _MOST_UNSENT: Final = 4096
-"""Messages that wait for an engine that does not read; then its connection ends."""
+"""Most messages queued for an engine that does not read; beyond it the connection is closed."""
 
 
 class PeerRefused(OctavoError):
-    """Another engine does not exchange KV blocks with this one."""
+    """Another engine refuses to exchange KV blocks with this one, or is refused."""
 
 
 def listen(host: str, port: int, name: str) -> tuple[socket.socket, str]:
     """Return a socket that listens, and its address: "host:port", or the path of a Unix socket.
 
-    host: where it begins with "/", a folder in which a Unix socket with this name is made. Raises ConfigError.
+    host: an address to listen on, or a folder beginning with "/" in which a Unix socket with this name is made. Raises
+    ConfigError.
     """
     if host.startswith("/"):
         return _listen_in(host, name)
@@ -76,7 +77,8 @@ def greet(connection: socket.socket, secret: bytes, ours: PeerHello, *, is_liste
 
 
 def difference(ours: PeerHello, theirs: PeerHello) -> str | None:
-    """Return the first value that must be the same at both ends and is not, as both have it; None for none."""
+    """Return a text with the first value that must be equal at both ends and is not, with both values; None if all are
+    equal."""
     mine, other = (
         {"block size": str(each.block_size), "layout": each.layout} | each.identity for each in (ours, theirs)
     )
@@ -88,9 +90,8 @@ def difference(ours: PeerHello, theirs: PeerHello) -> str | None:
 
 
 class PeerLink:
-    """A connection after its greeting, with a thread that writes and one that reads.
-
-    Either end sends heartbeats, and closes the connection when it has heard nothing for the length of a lease.
+    """A connection after its greeting, with a thread that writes and one that reads. Either end sends heartbeats, and
+    closes the connection when it has received nothing for the length of a lease.
     """
 
     def __init__(self, connection: socket.socket, lease_s: float) -> None:
@@ -100,7 +101,8 @@ class PeerLink:
         connection.settimeout(lease_s)
 
     def start(self, receive: Callable[[PeerLink, PeerMessage | None], None]) -> None:
-        """Begin to send and to read. receive: called by the thread that reads; None, the end, comes last."""
+        """Begin to send and to read. receive: called by the reading thread with each message, and last with None for
+        the end."""
         reader = threading.Thread(target=self._read, args=[receive], name="octavo-kv-peer", daemon=True)
         try:
             reader.start()
@@ -114,13 +116,13 @@ class PeerLink:
             self._connection.close()
 
     def send(self, message: PeerMessage) -> None:
-        """Send a message later, in order. Nothing is raised: the end of the connection is received."""
+        """Queue a message. Raises nothing: a broken connection is reported by its end in `receive`."""
         self._outbox.put(message)
         if self._outbox.qsize() > _MOST_UNSENT:
             cut(self._connection)
 
     def close(self) -> None:
-        """End the connection behind what is to be sent. Idempotent; any thread."""
+        """Close the connection after the queued messages. Idempotent; any thread."""
         self._outbox.put(None)
 
     def _write(self, reader: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The side that gives KV blocks away: it holds those that other engines want, and lets the ranks send them."""
+"""The sending side of KV transfers: holds blocks that other engines request, and lets the ranks send them."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from octavo.kv_transfer.sources import PrefixSource
 NAME_BYTES: Final = 16
 """Length of the name of a transfer."""
 MOST_CONNECTIONS: Final = 64
-"""Engines that may be connected at once."""
+"""Most engines that may be connected at once."""
 MOST_TRANSFERS: Final = 256
-"""Transfers of one engine at once, those that wait included."""
+"""Most transfers of one engine at once, waiting ones included."""
 MOST_EVENTS: Final = 256
-"""Messages that wait for the next step, and that are processed before one; more are not read yet."""
+"""Most messages that are queued for the next step and processed before it; further ones are not read yet."""
 SHARE: Final = 0.5
-"""Share of the blocks of each cache group that transfers of all engines may hold at once; as much again is for those
-that are being fetched."""
+"""Share of the blocks of each cache group that transfers of all engines may hold at once. Transfers that are being
+fetched may hold that share without counting the others."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """firsts: for each cache group the first block that it needs. num_there: leading blocks that are held.
-    is_fetched: the other engine's ranks wait for it."""
+    """firsts: for each cache group the index of the first block that is needed. num_there: number of leading blocks
+    held. is_fetched: the other engine's ranks wait for it."""
 
     name: bytes
     link: PeerLink
@@ -66,9 +66,9 @@ class _Transfer:
 class PeerServer(PrefixSource):
     """Listens for other engines; a `BlockListener` of the pools from which they read.
 
-    Transfers wait, in their order, while others hold as many blocks as they may; those that are being fetched wait for
-    each other alone, because the other engine may end another one only after them. The blocks of one are held until
-    the other engine needs them no longer, its lease is over, or nothing else could run; then until no rank reads them.
+    Transfers wait, in order, while others hold the most allowed blocks. Those that are being fetched wait only for each
+    other, because the other engine may end the others only after them. The blocks of a transfer are held until the
+    other engine releases them, its lease expires, or no request could run otherwise; then until no rank reads them.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class PeerServer(PrefixSource):
         wake: Callable[[], None],
         folder: HostFolder | None = None,
     ) -> None:
-        """lease_s: how long the transfers of an engine last when nothing is heard of it. folder: that of the socket,
-        where the server of this engine has made it."""
+        """lease_s: seconds after the last message of an engine at which its transfers end. folder: the folder of the
+        socket, if this engine's server has made it."""
         self._folder = folder
         self._listener = listener
         self._secret = secret
@@ -148,7 +148,7 @@ class PeerServer(PrefixSource):
             self._fresh.add(content.digest)
 
     def removed(self, group: int, digest: bytes) -> None:
-        """Nothing is to be done: what a transfer holds is not removed (`BlockListener`)."""
+        """Do nothing: blocks that a transfer holds are not removed (`BlockListener`)."""
 
     # ---- transfers ----
 
@@ -186,8 +186,8 @@ class PeerServer(PrefixSource):
             self._waiting.append(_Transfer(name, link, digests, firsts))
 
     def _begin(self) -> None:
-        """Begin the transfers that wait, in their order, while all together hold no more blocks than they may, and of
-        those that are being fetched all together; one that wants more waits until there is no other."""
+        """Begin waiting transfers in order: first those being fetched, while these hold at most `_most_blocks`
+        together, then any, while all do. A transfer that is larger by itself waits until there is no other."""
         for are_fetched in (True, False):
             others = [each for each in self._transfers.values() if each.is_fetched or not are_fetched]
             num_held = sum(len(each.digests) for each in others) + sum(self._ending.values())
@@ -199,7 +199,7 @@ class PeerServer(PrefixSource):
                 num_held += len(transfer.digests)
 
     def _end(self, transfer: _Transfer) -> None:
-        """Let the ranks forget a transfer; its blocks are free when they have."""
+        """Let the ranks forget a transfer; its blocks are freed when they have done so."""
         if transfer in self._waiting:
             self._waiting.remove(transfer)
             return
@@ -235,8 +235,8 @@ class PeerServer(PrefixSource):
         return RankCommands(sends=sends, ends=ends)
 
     def _sends(self, transfer: _Transfer, *, has_rows: bool) -> list[SendBlocks]:
-        """Hold the blocks of a transfer that are there by now, and return what the ranks send: a command for those that
-        the step computes, and one for others."""
+        """Hold the blocks of a transfer that are in the pools by now, and return the send commands: one for blocks that
+        the step computes, and one for the others."""
         sends: list[SendBlocks] = []
         while transfer.num_there < len(transfer.digests):
             place, digest = transfer.num_there, transfer.digests[transfer.num_there]

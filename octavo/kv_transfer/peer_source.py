@@ -1,4 +1,4 @@
-"""The side that fetches KV blocks from other engines: whatever fails there, the prompt is computed here."""
+"""The fetching side of KV transfers: after any failure there, the prompt is computed here."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from octavo.kv_transfer.peer_server import MOST_EVENTS, NAME_BYTES
 from octavo.kv_transfer.sources import PrefixSource
 
 CONNECT_S: Final = 5.0
-"""How long a connection to another engine may take; requests that want its blocks wait for it."""
+"""Seconds that connecting to another engine may take; requests that want its blocks wait for it."""
 _PATIENCE: Final = 4
-"""Leases for which an engine that sends heartbeats may send nothing of a transfer, which may wait for others there."""
+"""Number of leases for which an engine that sends heartbeats may send nothing of a transfer, which may wait for others
+there."""
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 30.0
 
@@ -45,8 +46,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Engine:
-    """Another engine. retry_at: no connection is tried before. retry_s: the wait after the next failure. reported: the
-    last reason that was logged."""
+    """Another engine. retry_at: time before which no connection is tried. retry_s: wait after the next failure.
+    reported: the last reason that was logged."""
 
     address: str
     link: PeerLink | None = None
@@ -64,7 +65,8 @@ class _Engine:
 
 @dataclass(eq=False)
 class _Transfer:
-    """What a request wants. is_sent: the ranks have got its fetch. error: why it has failed; empty while it has not."""
+    """The transfer of a request. is_sent: its fetch was sent to the ranks. error: reason of its failure; empty if it
+    has not failed."""
 
     name: bytes
     engine: _Engine
@@ -76,14 +78,15 @@ class _Transfer:
 
 
 _Event = tuple[PeerLink, PeerMessage | PeerHello | None] | str
-"""An event of a connection: its PeerHello when it is made, a message, or its end (None). A text says why it failed."""
+"""An event of a connection: its PeerHello when it is made, a message, or its end (None). A text is the reason of a
+failed connection."""
 
 
 class PeerSource(PrefixSource):
-    """Has one connection to each engine from which a request fetches; a thread makes it when it is needed."""
+    """Keeps one connection to each engine from which a request fetches; a thread opens it when it is needed."""
 
     def __init__(self, secret: bytes, hello: PeerHello, lease_s: float, wake: Callable[[], None]) -> None:
-        """lease_s: how long nothing may be heard of an engine."""
+        """lease_s: seconds for which an engine may send nothing."""
         self._secret = secret
         self._hello = hello
         self._lease_s = lease_s
@@ -151,7 +154,7 @@ class PeerSource(PrefixSource):
                     self._report(engine, because)
 
     def _lose(self, engine: _Engine, because: str) -> None:
-        """Fail what an engine was to supply, and wait before it is tried again."""
+        """Fail the transfers of an engine, and wait before the next attempt to connect."""
         engine.link = engine.hello = None
         engine.retry_at = time.monotonic() + engine.retry_s
         engine.retry_s = min(_LAST_RETRY_S, 2 * engine.retry_s)
@@ -225,7 +228,7 @@ class PeerSource(PrefixSource):
         return commands
 
     def _fail(self, transfer: _Transfer, because: str) -> None:
-        """End a transfer without success. Its request is computed when no rank writes into its blocks any more."""
+        """Fail a transfer. Its request is computed once no rank writes into its blocks any more."""
         transfer.error = because
         if transfer.is_sent:
             self._commands.ends.append(transfer.name)
@@ -271,7 +274,7 @@ class PeerSource(PrefixSource):
 
 
 def _reachable(hello: PeerHello, address: str) -> PeerHello:
-    """Return a PeerHello whose ranks are at the host of an address where they have named every address of theirs."""
+    """Return a PeerHello in which ranks that listen on all addresses (wildcard) get the host of this address."""
     host = address.rpartition(":")[0].strip("[]")
     ranks = [
         msgspec.structs.replace(each, host=host) if each.host in ("0.0.0.0", "::") else each for each in hello.ranks

@@ -15,15 +15,15 @@ from octavo.kv_transfer.messages import Fetched, RankCommands, RankNotes
 
 
 class PrefixSource(BlockSource):
-    """One place that has blocks, or that gets them. It calls `wake` when it has commands, or `poll` has something to
-    do, while no step may be planned."""
+    """A source of blocks, or a receiver of them. It calls `wake` when it has commands or work for `poll`, as the core
+    may be idle."""
 
     def passed(self, request_id: str) -> None:
-        """Note that a request was admitted, and fetches from another source or not at all."""
+        """Note that a request was admitted and does not fetch from this source."""
 
     def poll(self) -> list[tuple[int, str]]:
-        """Process what has come from elsewhere, before a step is planned. Returns the fetches that have failed without
-        the ranks, each with the reason."""
+        """Process received events, before a step is planned. Returns the fetches that have failed before the ranks took
+        part, each with the reason."""
         return []
 
     def commands(self, *, has_rows: bool) -> RankCommands:
@@ -31,19 +31,19 @@ class PrefixSource(BlockSource):
         return RankCommands()
 
     def fetched(self, note: Fetched) -> str:
-        """Note that a fetch of this source has ended on all ranks, with the time of the slowest and the most bytes.
-        Returns the error to report, empty for none."""
+        """Note that a fetch of this source has ended on all ranks; the note has the time of the slowest rank and the
+        most bytes. Returns the error to report, "" for none."""
         return note.error
 
     def saved(self, save_id: int) -> None:
-        """Note that a save has ended on all ranks, whichever source has begun it."""
+        """Note that a save of any source has ended on all ranks."""
 
     def released(self, transfer: bytes) -> None:
-        """Note that no rank uses a transfer any more, whichever source has begun it."""
+        """Note that no rank uses a transfer of any source any more."""
 
 
 class Sources(Connector):
-    """Some sources. A request fetches from the one that has most of its blocks, the first of equals."""
+    """Several sources as one. A request fetches from the one with most of its blocks, the first of equals."""
 
     def __init__(
         self, sources: Sequence[PrefixSource], num_ranks: int, wake: Callable[[], None], address: str | None = None

@@ -1,4 +1,5 @@
-"""A tier as a source of prefixes: blocks are saved when they are published, and fetched where that saves time."""
+"""A tier as a source of prefixes: blocks are saved after they are published, and fetched if that is faster than
+computing."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveB
 from octavo.kv_transfer.sources import PrefixSource
 
 _HELD_SHARE: Final = 16
-"""Blocks that are being saved are at most one of so many of a pool, or so few as one command has."""
+"""The blocks being saved are at most this fraction (1/N) of a pool, but at least the blocks of one command."""
 _SAVED_AT_ONCE: Final = 32
-"""Blocks of a command at most: they are released together."""
+"""Most blocks of a command: they are released together."""
 LOOK_S: Final = 1.0
-"""How long a step waits for a disk, once; until it has responded nothing is found there."""
+"""Seconds that a step waits for a disk, once; until the disk has responded, nothing is found there."""
 
 _log = logging.getLogger(__name__)
 
 
 class Tier(PrefixSource):
-    """The blocks of a rank's `store` stand for those of all ranks: these write the same names at about the same time.
+    """The store of one rank stands for those of all ranks: they write the same names at about the same time.
 
-    What waits to be saved is not kept for that: a block that is evicted before is not saved.
+    Blocks that wait to be saved are not held: one that is evicted before is not saved.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class Tier(PrefixSource):
         save_ids: Iterator[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. save_ids: no
-        other source uses them."""
+        """prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. save_ids: ids
+        that no other source uses."""
         self._name = name
         self._save_ids = save_ids
         self._store = store
@@ -78,7 +79,8 @@ class Tier(PrefixSource):
             self._waiting.setdefault(content.digest, [0] * len(self._manager.groups))[group] = block
 
     def removed(self, group: int, digest: bytes) -> None:
-        """Save a block no longer, and find out with the next step whether its file has to go (`BlockListener`)."""
+        """Cancel the save of a block, and check with the next step whether its file must be removed
+        (`BlockListener`)."""
         blocks = self._waiting.get(digest)
         if blocks is not None:
             blocks[group] = 0
@@ -87,7 +89,7 @@ class Tier(PrefixSource):
         self._removed.add(digest)
 
     def _drops(self) -> list[bytes]:
-        """Return the content that has left the pools without an eviction: it has proved wrong."""
+        """Return the digests removed from the pools without an eviction: their content was found to be wrong."""
         pools = [cache.pool for cache in self._manager.groups]
         removed, self._removed = self._removed, set()
         return [digest for digest in removed if not any(pool.was_evicted(digest) for pool in pools)]
@@ -135,8 +137,8 @@ class Tier(PrefixSource):
         return num_found if is_worth_it else 0
 
     def _num_there(self, digests: list[bytes]) -> int:
-        """Return how many leading blocks the store has. A thread looks: a step waits for `LOOK_S` at most, and nothing
-        is found until the store has responded."""
+        """Return how many leading blocks the store has. A thread checks: a step waits for `LOOK_S` at most, and the
+        result is 0 until the store has responded."""
         if self._look is not None and not self._look.done():
             return 0
         self._look = self._looking.submit(self._count, digests)
@@ -152,7 +154,7 @@ class Tier(PrefixSource):
         return len(longest_common([cache.keeps for cache in caches], finds, digests)[0][0])
 
     def _find_file(self, group: int, digest: bytes) -> int | None:
-        """Return a number in place of a block's id, None where the store does not have the block."""
+        """Return any number in place of a block's id, None if the store does not have the block."""
         return 1 if self._store.has(digest, group) else None
 
     def ended(self, request_id: str) -> None:
