@@ -21,16 +21,16 @@ from octavo.pipes.pipe import Listener, Pipe
 
 _BLOCK_SIZE: Final = 16
 _REPLY_S: Final = 30.0
-"""How long the other end of a pipe may take to reply beyond the time that a call waits."""
+"""Seconds for a reply of the other end of a pipe, besides the time that the call itself waits."""
 _MOST_WAIT_S: Final = 60.0
-"""How long a call over a pipe waits at most: as long as a server may not notice that its client has gone."""
+"""Most seconds that a call over a pipe waits, because a server may not notice meanwhile that its client has gone."""
 
 _log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """What was inserted: tokens [tokens]; roi, a mask of the same shape, None for all; the KV of the tokens under the
-    mask, and the hidden state of the last one, each of any shape or None."""
+    """An inserted entry: tokens [tokens]; roi, a mask of the same shape, None for all; the KV of the tokens under the
+    mask, and the hidden state of the last token, each of any shape or None."""
 
     tokens: Tensor
     roi: Tensor | None = None
@@ -64,18 +64,19 @@ class _Key(NamedTuple):
         return cls(chosen, extend_chain([root_digest(PLAIN)], chosen, _BLOCK_SIZE, PLAIN))
 
     def common(self, other: _Key, start: int = 0) -> int:
-        """Return the number of tokens of the shorter one if they are the first ones of the longer, else 0; those
-        before `start` are equal."""
+        """Return the length of the shorter sequence of tokens if it is a prefix of the longer, else 0. start: number of
+        leading tokens that are known to be equal."""
         length = min(len(self.tokens), len(other.tokens))
         return length if self.tokens[start:length] == other.tokens[start:length] else 0
 
 
 class LookupBuffer:
-    """Holds at most `max_bytes`. When it is full a producer waits and is refused after its time; nothing is evicted.
+    """Holds at most `max_bytes`. When it is full a producer waits, and is refused after its timeout; nothing is
+    evicted.
 
-    An entry matches a look-up when the tokens under one mask are the first ones under the other, or equal. Positions
-    are not compared: under masks that select no prefix the taker has to look at the entry's tokens and mask. Of several
-    the one with the most common tokens is taken, of equals the oldest. From any thread. Tensors are not copied.
+    An entry matches a look-up when the tokens under one mask are a prefix of those under the other, or equal. Positions
+    are not compared: under masks that select no prefix the taker has to check the entry's tokens and mask. Of several
+    matches the one with the most common tokens is taken, of equals the oldest. Thread-safe. Tensors are not copied.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -83,7 +84,7 @@ class LookupBuffer:
         self._changed = threading.Condition()
         self._num_bytes = 0
         self._entries: dict[int, tuple[Entry, _Key]] = {}
-        """In the order of their insertion, which numbers them."""
+        """By number, in the order of insertion."""
         self._by_digest: dict[bytes, dict[int, None]] = {}
         self._unnamed: dict[int, None] = {}
         self._num_inserted = 0
@@ -104,7 +105,7 @@ class LookupBuffer:
         wait_s: float | None = None,
     ) -> bool:
         """Insert an entry; returns False when there was no room for `wait_s` seconds (None: it waits without limit), or
-        the buffer is closed. Raises ValueError for an entry that is larger than the buffer, or none."""
+        the buffer is closed. Raises ValueError for an entry that is larger than the buffer, or invalid."""
         entry = Entry(tokens, roi, keys, values, hidden)
         key = _Key.of(tokens, roi)
         if not self.reserve(entry.num_bytes, wait_s):
@@ -113,9 +114,9 @@ class LookupBuffer:
         return True
 
     def drop_select(self, tokens: Tensor | None, roi: Tensor | None, wait_s: float | None = 0.0) -> Entry | None:
-        """Remove and return an entry that matches these tokens under this mask, without tokens the oldest one.
+        """Remove and return an entry that matches these tokens under this mask; if `tokens` is None, the oldest one.
 
-        Waits for one for `wait_s` seconds, None without limit. Raises ValueError for tokens or a mask that are none.
+        Waits up to `wait_s` seconds for one, None without limit. Raises ValueError for invalid tokens or masks.
         """
         entry = self.take(tokens, roi, wait_s)
         if entry is not None:
@@ -123,7 +124,7 @@ class LookupBuffer:
         return entry
 
     def close(self) -> None:
-        """End what waits in other threads, and forget the entries."""
+        """End calls that wait in other threads, and drop the entries."""
         with self._changed:
             self._is_closed = True
             self._entries.clear()
@@ -134,7 +135,8 @@ class LookupBuffer:
     # ---- the parts of the calls above, between which tensors are sent ----
 
     def reserve(self, num_bytes: int, wait_s: float | None) -> bool:
-        """Count bytes that are about to be put; False as with `insert`. Raises ValueError for more than `max_bytes`."""
+        """Count bytes that are about to be put; returns False like `insert`. Raises ValueError for more than
+        `max_bytes`."""
         if num_bytes > self.max_bytes:
             raise ValueError(f"an entry of {num_bytes} bytes is larger than the buffer, which has {self.max_bytes}")
         with self._changed:
@@ -172,7 +174,7 @@ class LookupBuffer:
             return entry
 
     def release(self, num_bytes: int) -> None:
-        """Count bytes no longer."""
+        """Stop counting bytes."""
         with self._changed:
             self._num_bytes -= num_bytes
             self._changed.notify_all()
@@ -186,7 +188,7 @@ class LookupBuffer:
             return next(iter(self._entries), 0)
         best, most = 0, 0
         for num_blocks in reversed(range(len(key.digests))):
-            # entries with these blocks: one that matches in further blocks has been found before
+            # entries with these blocks; a match in more blocks would have been found before
             for number in self._by_digest.get(key.digests[num_blocks], ()):
                 found = key.common(self._entries[number][1], num_blocks * _BLOCK_SIZE)
                 if found > most:
@@ -201,14 +203,16 @@ class LookupBuffer:
 
 
 class _Insert(msgspec.Struct, frozen=True, tag="insert"):
-    """Five tensors follow after a reply that is true, in the order of `Entry`; then another reply comes."""
+    """Asks to insert an entry. After the reply True its five tensors follow, in the order of `Entry`; then comes a
+    second reply."""
 
     num_bytes: Annotated[int, msgspec.Meta(ge=0)]
     wait_s: float
 
 
 class _DropSelect(msgspec.Struct, frozen=True, tag="drop_select"):
-    """The tokens come with it, the mask follows. After a reply that is true the entry comes, and is confirmed."""
+    """Asks for an entry. The tokens come with it, the mask follows. After the reply True the entry comes, and is
+    confirmed."""
 
     wait_s: float
 
@@ -339,7 +343,7 @@ class RemoteLookupBuffer:
             return entry
 
     def close(self) -> None:
-        """Close the pipe, which ends what waits in other threads; the buffer stays."""
+        """Close the pipe, which ends calls that wait in other threads; the buffer stays."""
         self._pipe.close()
 
     def _reply(self, wait_s: float) -> bool:
@@ -358,7 +362,7 @@ def _send_entry(pipe: Pipe, entry: Entry) -> None:
     try:
         for tensor in entry:
             pipe.send_tensor(tensor)
-    except ValueError:  # of a tensor that no pipe carries: the other end waits for the rest of the entry
+    except ValueError:  # a tensor that no pipe carries: the other end still waits for the rest of the entry
         pipe.close()
         raise
 

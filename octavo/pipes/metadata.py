@@ -1,4 +1,5 @@
-"""What stands before a tensor in a pipe. It comes from another process: it is checked before memory is taken."""
+"""The metadata before a tensor in a pipe. It comes from another process, so it is checked before memory is
+allocated."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, tensor: Tensor | None, header: bytes, max_bytes: int) -> Metadata:
-        """Raises ValueError for a type, a size, a number of dimensions or a header that is not sent."""
+        """Raises ValueError for a type, a size, a number of dimensions or a header that pipes do not support."""
         if len(header) > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are sent")
         if tensor is None:
@@ -51,13 +52,13 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True):
         return cls(name, tuple(tensor.shape), header)
 
     def empty(self, max_bytes: int) -> Tensor | None:
-        """Return memory for the tensor. Raises PipeError, before memory is taken, unless it has at most `max_bytes`."""
+        """Return memory for the tensor. Raises PipeError, before allocation, if it has more than `max_bytes`."""
         if self.dtype is None:
             return None
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
             raise PipeError(f"a tensor of type {self.dtype[:40]!r} is announced; {', '.join(DTYPES)} are received")
-        # a dimension of 0 does not excuse the others: their strides are computed
+        # the other dimensions are checked even beside a dimension of 0, as strides are computed from them
         num_bytes = math.prod(max(1, size) for size in self.shape) * dtype.itemsize
         if num_bytes > max_bytes:
             raise PipeError(f"a tensor of {num_bytes} bytes is announced, at most {max_bytes} are received")

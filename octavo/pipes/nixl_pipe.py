@@ -1,7 +1,7 @@
 """Pipes through NIXL (the extra `nixl`): the receiver reads the sender's ring by remote memory access.
 
-A TCP connection has what is not in the ring. What NIXL itself listens on proves no secret: it belongs on a network of
-its own. NIXL has no calls that wait, so a read looks for its end at growing intervals of up to a millisecond.
+Everything else goes over a TCP connection. NIXL's own listener checks no secret: it belongs on a network of its own.
+NIXL has no blocking calls, so a read polls for its end at growing intervals of up to a millisecond.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_nixl(connection: socket.socket, *, is_listener: bool) -> RingCarrier:
-    """Exchange what NIXL needs over a connection. Raises ConfigError without NIXL, PipeError or OSError."""
+    """Exchange the agents' metadata over a connection. Raises ConfigError without NIXL, PipeError or OSError."""
     try:
         from nixl._api import nixl_agent, nixl_agent_config
     except ImportError as error:
         raise ConfigError("pipes over nixl:// need NIXL; install octavo[nixl]") from error
     # a name that was never used: an agent that was started again under its name is refused by those that knew it
     agent = nixl_agent(f"octavo-{secrets.token_hex(8)}", nixl_agent_config(backends=["UCX"]))
-    rings = torch.zeros(2 * RING_BYTES, dtype=torch.uint8)  # ours, and a copy of slots of theirs
+    rings = torch.zeros(2 * RING_BYTES, dtype=torch.uint8)  # our ring, and a copy of slots of theirs
     registered = agent.register_memory(rings)
     with ExitStack() as failed:
         failed.callback(agent.deregister_memory, registered)

@@ -29,7 +29,7 @@ from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
 from octavo.pipes.socket_pipe import Carrier, SocketCarrier
 
 DEADLINE_S: Final = 30.0
-"""How long a message that has begun may take, unless the pipe is made with another deadline."""
+"""Seconds that a message may take once it has begun, unless the pipe is made with another deadline."""
 MAX_TENSOR_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct("<I")
 
@@ -39,7 +39,7 @@ _decode = msgspec.msgpack.Decoder(Metadata).decode
 
 
 class Pipe:
-    """A connection whose two ends send and receive. Threads of one direction wait for each other.
+    """A connection whose two ends send and receive. Threads that use the same direction take turns.
 
     After a PipeError it can only be closed: what follows in the stream is unknown.
     """
@@ -53,9 +53,9 @@ class Pipe:
         self._is_closed = self._is_released = False
 
     def send_tensor(self, tensor: Tensor | None, header: bytes = b"") -> None:
-        """Send a tensor of any layout, or None, with a header. Waits while the other end does not read.
-
-        Raises PipeClosed, or PipeError when the deadline of the pipe is over; ValueError for what is not sent.
+        """Send a tensor of any layout, or None, with a header. Waits while the other end does not read. Raises
+        PipeClosed, PipeError after the pipe's deadline, and ValueError for a tensor or header that pipes do not
+        support.
         """
         metadata = _encode(Metadata.of(tensor, header, self._max_bytes))
         body = memoryview(b"") if tensor is None else bytes_of(tensor.detach().cpu().contiguous())
@@ -83,7 +83,7 @@ class Pipe:
             return tensor, metadata.header
 
     def close(self) -> None:
-        """End what waits in other threads with PipeClosed, and release the connection. Idempotent; any thread."""
+        """End calls that wait in other threads with PipeClosed, and release the connection. Idempotent; any thread."""
         self._is_closed = True
         self._carrier.interrupt()
         with self._sending, self._receiving:
@@ -92,7 +92,7 @@ class Pipe:
                 self._carrier.close()
 
     def _metadata(self, length: memoryview, deadline: float) -> Metadata:
-        """Return the metadata of a message of whose length the first byte has come."""
+        """Return the metadata of a message; the first byte of its length was received before."""
         try:
             self._carrier.receive_head(length[1:], deadline)
             (size,) = _LENGTH.unpack(length)
@@ -108,7 +108,7 @@ class Pipe:
 
     @contextmanager
     def _one_at_a_time(self, lock: threading.Lock) -> Iterator[None]:
-        """Keep other threads out of a direction, and make the pipe unusable when it fails."""
+        """Allow one thread at a time in a direction, and make the pipe unusable after a failure."""
         with lock:
             try:
                 if self._is_closed:
@@ -130,8 +130,8 @@ def connect(
 ) -> Pipe:
     """Return a pipe to a listener, whose address and secret are as in `Listener`.
 
-    deadline_s: how long connecting may take, and each message. Raises PipeError when there is no listener, or one
-    with another secret; ConfigError for an address that is none.
+    deadline_s: seconds that connecting may take, and each message. Raises PipeError when there is no listener, or one
+    with another secret; ConfigError for an invalid address.
     """
     parsed = Address.parse(address, secret)
     try:
@@ -178,16 +178,17 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Where other processes connect. Each proves the secret in a thread of its own, so that no other waits for it."""
+    """Accepts connections of other processes. Each proves the secret in a thread of its own, so that others need not
+    wait."""
 
     address: str
-    """Where `connect` reaches it; a port 0 is replaced by the port that was chosen."""
+    """The address for `connect`; a port 0 is replaced by the port that was chosen."""
 
     def __init__(
         self, address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
     ) -> None:
-        """Listen on an `Address`. secret: what both ends prove that they know; None, for Unix sockets only, relies on
-        the permissions of the socket's file. deadline_s, max_bytes: limits of a message of the pipes.
+        """Listen on an `Address`. secret: both ends prove that they know it; None, for Unix sockets only, relies on the
+        permissions of the socket's file. deadline_s, max_bytes: limits of a message of the pipes.
 
         Raises ConfigError for an address that cannot be used.
         """
@@ -212,7 +213,7 @@ class Listener:
         except Empty:
             raise PipeError(f"no process has connected to {self.address} within {wait_s:g} s") from None
         if pipe is None:
-            self._pipes.put(None)  # for other threads, and later calls
+            self._pipes.put(None)  # put back for other threads and later calls
             raise PipeClosed(f"{self.address} is closed")
         return pipe
 
@@ -229,7 +230,7 @@ class Listener:
         self._end_accepting()
 
     def _end_accepting(self) -> None:
-        """Close the pipes that were not accepted, so that `accept` finds the end alone."""
+        """Close pipes that were not accepted, so that `accept` finds only the end."""
         with suppress(Empty):
             while True:
                 if (pipe := self._pipes.get_nowait()) is not None:
@@ -241,9 +242,9 @@ class Listener:
             with self._greetings.limited(connection):
                 carrier = _greeted(connection, self._parsed, self._secret, is_listener=True)
             self._pipes.put(Pipe(carrier, *self._limits))
-            if self._is_closed:  # it may have looked before
+            if self._is_closed:  # `close` may have emptied the queue before
                 self._end_accepting()
-        except Exception as error:  # of libraries, too, about what the other end has sent
+        except Exception as error:  # also errors of libraries about data of the other end
             _log.warning("a connection to %s was refused: %s", self.address, error)
 
 

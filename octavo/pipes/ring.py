@@ -1,4 +1,4 @@
-"""A carrier whose large bodies go through a ring of slots in the sender's memory, which the receiver can read."""
+"""A carrier that passes large bodies through a ring of slots in the sender's memory, which the receiver can read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from octavo.pipes.socket_pipe import SocketCarrier, wait_for
 
 SLOT_BYTES: Final = 1 << 20
 NUM_SLOTS: Final = 4
-"""A ring that stays in the caches of a processor, so that only the tensors themselves are in memory; smaller slots wake
-both ends more often."""
+"""Slots of a ring. The ring is small enough for the processor's caches; smaller slots would wake both ends more
+often."""
 RING_BYTES: Final = SLOT_BYTES * NUM_SLOTS
 _RETURN_SLOTS: Final = NUM_SLOTS // 2
-"""Emptied slots are returned in groups, so that the sender is not woken for each."""
+"""Emptied slots that are returned together, so that the sender is not woken for each."""
 _SMALL_BYTES: Final = 1 << 14
-"""Smaller bodies go through the socket."""
+"""Bodies with fewer bytes go through the socket."""
 _FILLED: Final = b"f"
 
 
@@ -28,7 +28,7 @@ class Memory(NamedTuple):
     """The rings of both directions.
 
     written: the ring of this end. read: copies from an offset in the ring of the other end, before a deadline.
-    release: gives the memory of both back. outlives_sender: whether the ring can be read when its owner has closed it.
+    release: releases the memory of both. outlives_sender: whether the ring can be read after its owner has closed it.
     """
 
     written: memoryview

@@ -1,4 +1,4 @@
-"""What carries the bytes of a pipe, and the carrier that is a stream socket."""
+"""The interface of the carrier of a pipe's bytes, and the carrier over a stream socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Carrier(Protocol):
     """
 
     def send(self, head: bytes, body: memoryview, deadline: float) -> None:
-        """Send both; `body` is not read after the return."""
+        """Send `head` and `body`; `body` is not read after the return."""
 
     def receive_head(self, into: memoryview, deadline: float | None) -> None:
         """Fill `into` from the head of a message. PipeClosed is raised only before its first byte."""
@@ -28,7 +28,7 @@ class Carrier(Protocol):
         """Fill `into` with the whole body."""
 
     def interrupt(self) -> None:
-        """End what waits, at both ends. Idempotent; from any thread."""
+        """End waiting calls at both ends. Idempotent; from any thread."""
 
     def close(self) -> None:
         """Release the connection; no other call is being made, and none but `interrupt` follows."""
@@ -86,8 +86,8 @@ class SocketCarrier:
 
 
 def wait_for(connection: socket.socket, event: int, deadline: float | None, what: str) -> None:
-    """Wait until a socket can be read or written. Raises PipeError when the deadline is over; `what` the other end has
-    not done is in its message."""
+    """Wait until a socket can be read or written. Raises PipeError after the deadline. what: the missing action of the
+    other end, for the message."""
     poll = select.poll()
     poll.register(connection, event)
     remaining = None if deadline is None else (deadline - time.monotonic()) * 1000
