@@ -1,6 +1,6 @@
-"""Replicas behind a router, and the loop of events that moves all of them through one time.
+"""Simulates replicas behind a router with an event loop over one simulated clock.
 
-Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools the `Split` of
+Events are arrivals of requests, ends of steps, and arrivals of keys and values. With separate pools the `Split` of
 a server's front sends prompts to some replicas first, and others fetch their blocks (`link.py`).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from octavo.engine.split import Split
 
 MAX_SAMPLES: Final = 512
-"""When there are more, every second one is dropped, and from then on half as many are taken."""
+"""Most samples: beyond it every second one is dropped, and from then on half as many are taken."""
 _ARRIVAL, _STEP_ENDS, _WAKE = range(3)
 """The order of events at the same time."""
 _UNKNOWN: Final = SchedulerStats()
@@ -48,8 +48,8 @@ class _Open:
 class Cluster:
     """One simulation of a trace, or of the requests `numbers` of it. `run` may be called once.
 
-    router: chooses one of the replicas without a link, which are all but those that compute prompts for others.
-    make_split: returns what sends prompts to those, given what sends requests to the others (`Dispatch`) and a clock.
+    router: chooses one of the replicas without a link, which are all except those that compute prompts for others.
+    make_split: makes the `Split` that sends prompts to the latter, from the `Dispatch` to the former and a clock.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Cluster:
         self._on_finish: Callable[[float], None] = lambda share: None
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
-        """Run until every request has ended. `progress` is called with the share of them that have."""
+        """Run until every request has ended. `progress` is called with the share of ended requests, 0 to 1."""
         self._on_finish = progress or self._on_finish
         for number in self._numbers:
             traced = self._trace.requests[number]
@@ -104,7 +104,7 @@ class Cluster:
         )
 
     def _push(self, at: float, kind: int, event: Callable[[float], None]) -> None:
-        # among events of one kind and time the first comes first: every run is the same
+        # events of the same kind and time are handled in order of creation, so every run is the same
         heapq.heappush(self._events, (at, kind, next(self._event_numbers), event))
 
     def _push_arrival(self, at: float, number: int) -> None:
@@ -132,7 +132,7 @@ class Cluster:
         self._step(replica, now)
 
     def _wake(self, replica: SimulatedReplica, at: float | None = None) -> None:
-        # not at once: others may arrive at this very time
+        # not at once: other requests may arrive at the same time
         self._push(self._now if at is None else at, _WAKE, lambda now: self._step(replica, now))
 
     def _arrive(self, number: int, now: float) -> None:
@@ -149,7 +149,7 @@ class Cluster:
         if self._split is None or not self._split.begin([entry], replica):
             self.send_to([entry], replica)
 
-    # ---- what `Split` uses of the front's `Dispatch` ----
+    # ---- the methods of the front's `Dispatch` that `Split` uses ----
 
     def send_to(self, batch: Sequence[DispatchEntry], replica: Replica) -> None:
         """Send requests to a replica that decodes."""
@@ -159,7 +159,7 @@ class Cluster:
             replica.client.send(AddRequests([request]))
 
     def to_resume(self, request_id: str) -> EngineCoreRequest | None:
-        """Return an open request with what it generates; None when it is not open."""
+        """Return an open request together with the tokens that it will generate; None if it is not open."""
         if (opened := self._open.get(request_id)) is None:
             return None
         script = opened.script
@@ -194,7 +194,7 @@ class Cluster:
 
 
 def _served(replica: SimulatedReplica) -> Replica:
-    """Return a replica as `Split` sees it: it has what `Split` uses of one that serves."""
+    """Return a replica with the type that `Split` expects: it has the members that `Split` uses."""
     return cast("Replica", replica)
 
 

@@ -24,13 +24,12 @@ _FIGURES: Final = (
 _SMALLEST: Final = 0.1
 """A relative error of a smaller figure is not shown."""
 _UNDISTURBED: Final = 0.95
-"""A process that has a processor for this share of its time was hardly disturbed."""
+"""A process that had a processor for at least this share of its busy time counts as undisturbed."""
 
 
 class Measured(NamedTuple):
-    """The summary of a load on a real engine.
-
-    processor_share: the share of its busy time in which the engine had a processor; None where only that was counted.
+    """The summary of a load on a real engine. processor_share: share of its busy time in which the engine had a
+    processor; None if busy time was measured as processor time.
     """
 
     summary: Summary
@@ -46,7 +45,8 @@ class Comparison(NamedTuple):
 
     @classmethod
     def of(cls, load: str, measured: Sequence[Measured], predicted: Summary) -> Comparison:
-        """Compare the measurement with the shortest requests: other programs on a machine only add to them."""
+        """Compare with the measurement that has the shortest request times: other programs on a machine only lengthen
+        them."""
         return cls(load, min(measured, key=lambda each: each.summary.latency_s.mean), predicted)
 
     def rows(self) -> list[tuple[str, float, float]]:
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
 
 def check_of(comparison: Comparison) -> Check:
-    """Return what a cost model states about a load that was held out of its fit."""
+    """Return the errors for a load that was held out of the fit, as a cost model stores them."""
     measured, predicted = comparison.measured.summary, comparison.predicted
 
     def error(of: Callable[[Summary], float]) -> float:
@@ -101,7 +101,8 @@ def _traits(summary: Summary) -> dict[str, float]:
 
 
 def _distance(check: Check, traits: dict[str, float]) -> float:
-    """Return how different two loads are; lengths 8 times apart count as much as an idle and a busy engine."""
+    """Return the distance of two loads; lengths that differ by a factor of 8 count as much as an idle and a busy
+    engine."""
     return (
         abs(math.log(traits["input_len"] / check.input_len, 8))
         + abs(math.log(traits["output_len"] / check.output_len, 8))

@@ -1,7 +1,7 @@
-"""How long a step takes: a roofline of a device and a model, or coefficients fitted to measured steps.
+"""Cost models of the time of a step: a roofline of a device and a model, or coefficients fitted to measured steps.
 
-A roofline (Williams et al. 2009, doi:10.1145/1498765.1498785) takes the longer of the time that moving bytes and the
-time that arithmetic takes. Both kinds are read from JSON; `type` states which one it is.
+A roofline (Williams et al. 2009, doi:10.1145/1498765.1498785) is the longer of the times for moving bytes and for
+arithmetic. Both kinds of models are read from JSON; `type` states the kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError
 
 STEP_S: Final = 2e-3
-"""Seconds that a step costs besides bytes and arithmetic (planning, kernel launches) where nothing else is stated."""
+"""Default seconds of a step besides bytes and arithmetic: planning and kernel launches."""
 
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -26,9 +26,8 @@ Window = Annotated[int, msgspec.Meta(ge=1)] | None
 
 
 class StepWork(NamedTuple):
-    """The amounts in a step that its time depends on.
-
-    num_sequences: rows. num_tokens: tokens that are computed. num_prefill_tokens: those in rows of more than one.
+    """The amounts of work in a step on which its time depends. num_sequences: rows. num_tokens: computed tokens.
+    num_prefill_tokens: tokens in rows of more than one token.
     num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key that
     it sees, in the rows of more than one token. num_swapped_blocks: blocks moved between device and host.
     num_copied_blocks: those copied within the device.
@@ -47,15 +46,15 @@ def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int
     """Return the pairs of a query and a key that it sees, for queries at `num_tokens` positions from `start` on."""
     num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
     if sliding_window is not None:
-        # what lies before the window of the first query and of the one behind the last
+        # keys before the window of the first query, and of the query after the last
         before, behind = (max(0, position - sliding_window) for position in (start, start + num_tokens))
         num_pairs -= (behind * (behind + 1) - before * (before + 1)) // 2
     return num_pairs
 
 
 def work_of(step: SchedulerOutput, sliding_window: int | None = None, costs: BlockCosts | None = None) -> StepWork:
-    """Return the work of a step. sliding_window: tokens that a query sees in every layer. costs: of a model with
-    several cache groups, by which tokens and blocks count less than one of all layers together."""
+    """Return the work of a step. sliding_window: tokens that a query sees in every layer. costs: those of a model with
+    several cache groups; a token or block of one group counts as its share of all layers."""
     if costs is not None and (costs.windowed_share < 1 or costs.state_bytes):
         return _weighted(step, costs)
     num_tokens = num_prefill = num_context = num_pairs = 0
@@ -87,7 +86,7 @@ def _weighted(step: SchedulerOutput, costs: BlockCosts) -> StepWork:
 
 
 class CacheGroupCosts(NamedTuple):
-    """The bytes of a block of one cache group, and what its layers keep."""
+    """The bytes of a block of one cache group, and the kind of its layers (window, recurrent state)."""
 
     num_bytes: float
     window: int | None = None
@@ -112,9 +111,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of moving blocks. swap_bytes_per_s: between device and host. num_layers: one after the other, which
-    send what they have computed while the next one computes. windowed_share: of kv_bytes_per_token, what layers with
-    the sliding window keep. state_bytes: the states of one sequence in recurrent layers."""
+    """The costs of moving blocks. swap_bytes_per_s: rate between device and host. num_layers: number of layers; the
+    blocks of one are sent while the next one computes. windowed_share: share of kv_bytes_per_token in layers with the
+    sliding window. state_bytes: the states of one sequence in recurrent layers."""
 
     kv_bytes_per_token: Rate
     swap_bytes_per_s: Rate
@@ -144,14 +143,14 @@ class BlockCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="roofline"):
-    """A model on a device. Sizes are bytes, times seconds; rates are those that are reached, not those of data sheets.
+    """A model on a device. Sizes are bytes, times seconds; rates are achieved ones, not those of data sheets.
 
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
     query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
     bytes_per_s. step_s, sequence_s, token_s: what a step, each of its rows, and each of its tokens costs besides.
-    sliding_window: tokens that a query sees in the layers that have a window. expert_bytes: those of
-    weight_bytes that experts have, of which a token reads expert_share. num_stages: devices that a step passes one
-    after the other, each with an equal part of the time, while other steps are on the others.
+    sliding_window: tokens that a query sees in the layers that have a window. expert_bytes: the part of weight_bytes in
+    experts, of which a token reads the share expert_share. num_stages: devices that a step passes one after the other,
+    each with an equal part of the time, while other steps are on the others.
     """
 
     name: str
@@ -173,7 +172,7 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
         bytes_read += 2 * self.state_bytes * work.num_sequences
         if self.expert_bytes:
-            # experts that no token of the step chose, where tokens choose independently of each other
+            # share of experts that no token of the step chose, if tokens choose independently
             bytes_read -= self.expert_bytes * (1 - self.expert_share) ** work.num_tokens
         pairs = work.num_pairs + work.num_context_tokens
         flops = self.flops_per_token * work.num_tokens + self.flops_per_pair * pairs
@@ -186,12 +185,13 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
     def kv_tokens(self, memory_utilization: float) -> int:
-        """Return the tokens whose keys and values fit beside the weights into this share of the device's memory."""
+        """Return the number of tokens whose keys and values fit beside the weights into this share of the device's
+        memory."""
         return max(0, int((memory_utilization * self.device_bytes - self.weight_bytes) / self.kv_bytes_per_token))
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Return the rate of a long prefill, whose chunks follow each other over the stages."""
+        """Return the rate of a long prefill, whose chunks are pipelined over the stages."""
         return self.num_stages / (self.flops_per_token / self.flops_per_s + self.token_s)
 
     def describe(self) -> str:
@@ -211,7 +211,7 @@ FEATURES = (
     "context_token_s",
     "pair_s",
 )
-"""The coefficients of `Fitted` in the order of `_features`; the one of `COPIED_BLOCK` follows them."""
+"""The names of the coefficients of `Fitted` in the order of `_features`; `COPIED_BLOCK` follows them."""
 COPIED_BLOCK: Final = "copied_block_s"
 """Seconds per block that is copied within the device."""
 _FEW_SEQUENCES: Final = 8
@@ -225,11 +225,11 @@ class Fitted(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     addition, per prefill token, per token of context of a decoding row, and per query-key pair of a prefill.
 
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
-    copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
-    prefill_tokens_per_s: of a long prompt. sliding_window: as in `Roofline`. fit_error: median of
-    |predicted - measured| / measured over the measured steps. checks: loads that were held out of the fit.
-    interrupted_share: of the measured steps, those in which other programs got the processor. repetition_spread: how
-    far repetitions of a step are apart, (largest - smallest) / smallest, the median over the steps.
+    copy_bytes_per_s: rates of keys and values moved between device and host, and copied within the device.
+    prefill_tokens_per_s: rate of a long prompt. sliding_window: as in `Roofline`. fit_error: median of |predicted -
+    measured| / measured over the measured steps. checks: loads that were held out of the fit.
+    interrupted_share: share of the measured steps in which other programs got the processor. repetition_spread:
+    (largest - smallest) / smallest time of a step's repetitions, the median over the steps.
     """
 
     name: str
@@ -261,7 +261,7 @@ class Fitted(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return msgspec.structs.replace(self, prefill_tokens_per_s=prompt_len / seconds)
 
     def kv_tokens(self, memory_utilization: float) -> int:
-        """Return the tokens that the measured engine's cache holds."""
+        """Return the number of tokens that the measured engine's cache holds."""
         return self.num_kv_tokens
 
     def describe(self) -> str:
@@ -294,10 +294,10 @@ class MeasuredStep(NamedTuple):
 def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, Any], float]:
     """Return non-negative coefficients by `FEATURES` and `COPIED_BLOCK`, and the median relative error of the steps.
 
-    Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were
-    slow by chance would count for less than those that were fast, and predictions come out too low. Steps that took
-    `_STALLED` times what is predicted were held up by something else, and are left out. Raises ConfigError for fewer
-    steps than coefficients.
+    Errors are weighted relative to the prediction, which is found in rounds: relative to the measured time, steps that
+    were slow by chance would count less than fast ones, and predictions would be too low. Steps that took more than
+    `_STALLED` times the prediction were held up by something else, and are left out. Raises ConfigError for fewer steps
+    than coefficients.
     """
     if len(steps) < len(FEATURES):
         raise ConfigError(f"{len(steps)} measured steps are too few to fit {len(FEATURES)} coefficients")
@@ -309,7 +309,7 @@ def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, Any], float]:
             [[value / scale for value in features] for scale, _, features in scaled],
             [seconds / scale for scale, seconds, _ in scaled],
         )
-        # a prediction of nothing would count infinitely
+        # a prediction of 0 s would get an infinite weight
         scaled = [
             (max(_dot(coefficients, features), 1e-3 * seconds), seconds, features) for seconds, features in measured
         ]

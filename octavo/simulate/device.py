@@ -1,4 +1,4 @@
-"""The rates of accelerators: a JSON file per device, in `devices/` or of the user."""
+"""The rates of accelerators: one JSON file per device, in `devices/` or from the user."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device. Bytes, seconds, and operations a second as in its data sheet, without sparsity.
 
-    bytes_per_s: of its memory. flops_per_s: bfloat16. fp8_flops_per_s: left out where it has no 8-bit arithmetic.
-    link_bytes_per_s: to the other devices of a host, of which there are devices_per_host, in one direction.
-    collective_s: what a collective takes however small it is. network_bytes_per_s, network_s: the same between hosts.
-    channel_s: what sending the plan of a step to ranks takes. host_bytes_per_s: between device and host, in one
-    direction. bandwidth_reached, arithmetic_reached: what of the rates of memory and arithmetic a serving engine
-    reaches. source: where the figures are from.
+    bytes_per_s: rate of its memory. flops_per_s: in bfloat16. fp8_flops_per_s: left out if it has no 8-bit arithmetic.
+    link_bytes_per_s: rate in one direction to the other devices of a host, which has devices_per_host. collective_s:
+    least time of a collective, however small. network_bytes_per_s, network_s: rate and least time between hosts.
+    channel_s: time to send the plan of a step to ranks. host_bytes_per_s: between device and host, in one direction.
+    bandwidth_reached, arithmetic_reached: shares of the rates of memory and arithmetic that a serving engine reaches.
+    source: origin of the figures.
     """
 
     name: str
@@ -46,7 +46,7 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str = ""
 
     def link(self, num_devices: int) -> tuple[float, float]:
-        """Return the seconds of a message and the bytes a second between so many devices."""
+        """Return the latency in seconds and the bytes per second of a collective between so many devices."""
         if num_devices > self.devices_per_host:
             return self.network_s, self.network_bytes_per_s
         return self.collective_s, self.link_bytes_per_s or 1.0
@@ -58,7 +58,7 @@ def device_names() -> list[str]:
 
 
 def read_device(source: str) -> DataSheet:
-    """Return the device of this name, or that a JSON file describes. Raises ConfigError."""
+    """Return the device of this name, or the one that a JSON file describes. Raises ConfigError."""
     path = Path(expanduser(source))
     if not path.is_file():
         path = _FOLDER / f"{_ALIASES.get(source, source)}.json"

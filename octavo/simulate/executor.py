@@ -1,7 +1,7 @@
-"""An executor without a model: it returns results at once, and ends each request where its trace does.
+"""An executor without a model: it returns results at once, and ends each request at the length in its trace.
 
-A cost model gives the time of a step, which has equal parts on the stages of a pipeline. Each stage runs one step after
-the other; waiting for a result moves the clock.
+A cost model gives the time of a step, which is divided equally over the stages of a pipeline. Each stage runs one step
+after the other; waiting for a result moves the clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Clock:
 
 
 class TokenGaps:
-    """Counts times between two tokens of a sequence, in classes a hundredth apart: by `round(100 * log(seconds))`."""
+    """A histogram of the times between two tokens of a sequence, with classes 1% apart: the key is `round(100 *
+    log(seconds))`."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -66,11 +67,11 @@ def gap_seconds(key: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a request produces; the steps do not contain it.
+    """The output that a request will produce, which the steps do not contain.
 
-    output_lens: tokens of its sequences, the ending one included; a single number stands for all of them.
-    token: the id of all its output tokens but the last: prefixes differ by stream and length, so one id per stream is
-    enough. output_token_ids: the tokens themselves instead, of each sequence.
+    output_lens: number of tokens of each sequence, including the ending one; a single number applies to all. token: the
+    id of all its output tokens except the last: prefixes differ by stream and length, so one id per stream is enough.
+    output_token_ids: instead of token, the tokens of each sequence.
     """
 
     output_lens: Sequence[int]
@@ -80,14 +81,14 @@ class Script:
     def output_token(self, index: int, place: int) -> int:
         """Return the token at this place of an output; END_TOKEN at its end.
 
-        Siblings differ, so that the prefix cache takes no block of one for the other's.
+        Sequences of a request get different ids, so that none hits the other's blocks in the prefix cache.
         """
         if place + 1 >= self.output_len(index):
             return END_TOKEN
         return self.output_token_ids[index][place] if self.output_token_ids else self.token + index
 
     def output_len(self, index: int) -> int:
-        """Return the tokens of the sequence with this index. Beams may have more indexes than the script."""
+        """Return the length of the sequence with this index. Beams may have more indexes than the script."""
         return self.output_lens[min(index, len(self.output_lens) - 1)]
 
 
@@ -95,8 +96,8 @@ class Script:
 class _State:
     """A sequence that the executor holds.
 
-    end: tokens that are computed when the last one is drawn. usual: the result of a row that draws any token but the
-    last; None where each is another. path: the tokens of a beam.
+    end: number of computed tokens when the last one is drawn. usual: the result of a row that draws any token except
+    the last; None if tokens differ. path: the tokens of a beam.
     """
 
     script: Script
@@ -121,10 +122,10 @@ class SimulatedExecutor:
         self._states: dict[int, _State] = {}
         self._scripts: dict[int, Script] = {}
         self.link: Link | None = None
-        """What sends blocks to other replicas."""
+        """Sends blocks to other replicas; None if this one sends none."""
 
     def expect(self, seed: int, script: Script) -> None:
-        """Set what becomes of the request with this seed."""
+        """Set the script of the request with this seed."""
         self._scripts[seed] = script
 
     def forget(self, seed: int) -> None:
@@ -132,8 +133,7 @@ class SimulatedExecutor:
         del self._scripts[seed]
 
     def output_tokens(self, request: EngineCoreRequest, index: int, place: int, count: int) -> list[int]:
-        """Return the next `count` tokens of a sequence that has `place` tokens of its output, or fewer up to its
-        end."""
+        """Return the next `count` tokens, or fewer at the end, of a sequence with `place` output tokens so far."""
         script = self._scripts[request.params.seed or 0]
         places = range(place, min(place + count, script.output_len(index)))
         return [script.output_token(index, each) for each in places]
@@ -202,7 +202,7 @@ class SimulatedExecutor:
                 del self._states[seq_id]
 
     def _verified(self, row: ScheduledSequence, state: _State) -> RowOutput:
-        """Return the tokens of a row up to and with the first that its guesses do not have."""
+        """Return the accepted guesses of a row and the first token that differs from its guess."""
         place = row.start + row.num_tokens - len(row.drafts) - state.num_prompt_tokens
         tokens = [state.script.output_token(state.index, place)]
         while tokens[-1] != END_TOKEN and len(tokens) <= len(row.drafts) and tokens[-1] == row.drafts[len(tokens) - 1]:
