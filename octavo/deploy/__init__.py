@@ -1,1 +1,4 @@
-"""Runs octavo on other serving platforms, which import these modules. Each file needs the extra of its platform."""
+"""Runs octavo on serving platforms of others.
+
+Each file needs the extra of its platform. Used by the platforms, which import it.
+"""

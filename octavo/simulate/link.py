@@ -1,7 +1,6 @@
-"""How keys and values get from replicas that compute prompts to those that decode, in simulated time.
-
-As in an engine, the prefix index of the one calls a listener, and the scheduler of the other uses a `Connector`.
-Between them is a link with a rate and a latency instead of ranks that move bytes.
+"""Simulates the transfer of keys and values from replicas that compute prompts to those that decode. As in an engine,
+the prefix index of the former calls a listener, and the scheduler of the latter uses a `Connector`. Between them is a
+link with a rate and a latency instead of ranks that move bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from octavo.kv_transfer.connector import Connector, Fetch
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas that compute prompts, and how keys and values get from them to the others.
 
-    A replica sends one block after the other at `bytes_per_s`; each arrives `latency_s` later. keep_s: how long it
-    keeps those of a prompt that it has computed, until they have arrived. min_tokens: the shortest prompt that is
-    computed there, None for what pays by measured times.
+    A replica sends one block after the other at `bytes_per_s`; each arrives `latency_s` later. keep_s: seconds for
+    which it keeps the blocks of a computed prompt, at most until they have arrived. min_tokens: the shortest prompt
+    that is computed there; None: decided from measured times.
     """
 
     num_prefill: int
@@ -34,14 +33,15 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Step(NamedTuple):
-    """When a step ends, and when its first layer is computed."""
+    """The times at which a step ends, and at which its first layer is computed."""
 
     ends_at: float
     first_layer_at: float
 
 
 class _Transfer(NamedTuple):
-    """A fetch. left: what is not sent yet. done: called with the time at which all has arrived, or with an error."""
+    """A fetch. left: digests of blocks not sent yet. done: called with the time at which all blocks have arrived, or
+    with an error."""
 
     request_id: str
     left: list[bytes]
@@ -49,10 +49,10 @@ class _Transfer(NamedTuple):
 
 
 class Link:
-    """What one replica sends to others. It listens to the replica's prefix index, and is given the times of its steps.
+    """The sending side of one replica. It listens to the replica's prefix index, and is given the times of its steps.
 
-    A block is sent after the step that computes it has ended, and before that as far as layers have computed theirs:
-    the last of `num_layers` leaves after the step.
+    The layers of a block are sent as soon as the step has computed them: the last of `num_layers` leaves after the
+    step.
     """
 
     def __init__(self, rates: Disaggregation, block_bytes: float, num_layers: int) -> None:
@@ -60,7 +60,7 @@ class Link:
         self._block_s = block_bytes / rates.bytes_per_s
         self._num_layers = num_layers
         self.release: Callable[[Sequence[bytes]], None] = lambda digests: None
-        """Set by the replica: keeps the blocks of a prompt no longer."""
+        """Set by the replica: releases the blocks of a prompt."""
         self._free_at = 0.0
         self._stored: dict[bytes, _Step] = {}
         self._planned: list[bytes] = []
@@ -74,7 +74,7 @@ class Link:
         self._stored.pop(digest, None)
 
     def note_step(self, begins_at: float, ends_at: float) -> None:
-        """Note when the step runs that was planned last, and send what is wanted of it."""
+        """Note the times of the last planned step, and send those of its blocks that transfers wait for."""
         step = _Step(ends_at, begins_at + (ends_at - begins_at) / self._num_layers)
         self._stored.update(dict.fromkeys(self._planned, step))
         self._planned.clear()
@@ -86,14 +86,14 @@ class Link:
         self._computing.update(request_ids)
 
     def end(self, request_id: str, now: float) -> None:
-        """Note that it computes a prompt no longer. A transfer that waits for more of it has failed."""
+        """Note that the replica no longer computes a prompt. Transfers that wait for more of its blocks fail."""
         self._computing.discard(request_id)
         for transfer in [each for each in self._transfers if each.request_id == request_id]:
             self._transfers.remove(transfer)
             transfer.done(now, "the prompt's replica does not have all of its blocks")
 
     def num_promised(self, request_id: str, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of these are there or will come."""
+        """Return how many leading blocks of these the replica has or will compute."""
         if request_id in self._computing:
             return len(digests)
         return len(list(takewhile(self._stored.__contains__, digests)))
@@ -117,7 +117,7 @@ class Link:
 
 
 class LinkedConnector(Connector):
-    """What a replica that decodes fetches from: `EngineCoreRequest.prefill` names the link of a request's prompt.
+    """The connector of a replica that decodes: `EngineCoreRequest.prefill` names the link of a request's prompt.
 
     wake: called with the time at which the blocks of a request have arrived.
     """
@@ -135,7 +135,7 @@ class LinkedConnector(Connector):
             self._sources[request.request_id] = self._links[request.prefill], digests
 
     def ended(self, request_id: str) -> None:
-        """Let the prompt's blocks be kept no longer."""
+        """Release the prompt's blocks."""
         link, digests = self._sources.pop(request_id, (None, ()))
         if link is not None:
             link.release(digests)

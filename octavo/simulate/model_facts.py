@@ -1,4 +1,4 @@
-"""Facts of a model from its config.json alone: sizes, and what a token computes and reads."""
+"""Facts of a model from its config.json alone: sizes, and the arithmetic and bytes of a token."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from octavo.errors import UnsupportedModel
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder. Parameters are numbers of weights.
 
-    num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
-    of which a token uses expert_share. intermediate_size: activations of a token within the feed-forward part of a
-    layer. windowed_share: of the layers, those that have the sliding window. bytes_per_parameter: as the weights are
-    stored. latent: elements that a token has in each layer instead of keys and values, and how many of them are the
-    value; None for keys and values of heads. state_elements: of a sequence in `num_recurrent_layers`, which keep no
-    keys and values.
+    num_active_parameters: parameters that one token is multiplied with. num_expert_parameters: parameters of all routed
+    experts, of which a token uses the share expert_share. intermediate_size: activations of a token within the
+    feed-forward part of a layer. windowed_share: share of the layers with the sliding window. bytes_per_parameter: of
+    the stored weights. latent: elements that a token has in each layer instead of keys and values, and how many of them
+    are the value; None for keys and values of heads. state_elements: elements of a sequence's state in the
+    `num_recurrent_layers`, which keep no keys and values.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_elements_per_head(self) -> int:
-        """Elements of a token that a layer keeps for each head of keys and values."""
+        """Elements that a layer keeps per token for each head of keys and values."""
         return 2 * self.head_dim if self.latent is None else self.latent[0]
 
     @property
@@ -58,7 +58,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_model_facts(model: str) -> ModelFacts:
     """Return the facts of a model of `NAMED`, of a config.json, of a directory that has one, or of a model on the hub,
-    which sends only that.
+    of which only config.json is loaded.
 
     Raises CheckpointError.
     """
@@ -86,7 +86,7 @@ def facts_of(name: str, config: Section) -> ModelFacts:
         attention, latent, head_dim = _latent(config, hidden, num_heads)
         num_kv_heads = 1
     else:
-        num_gates = num_heads * ("linear_num_key_heads" in config.values)  # of such families attention has a gate
+        num_gates = num_heads * ("linear_num_key_heads" in config.values)  # attention of these families has a gate
         attention = hidden * head_dim * (2 * num_heads + num_gates + 2 * num_kv_heads)
     num_recurrent, recurrence, state = _recurrence(config, hidden, num_layers)
     dense, routed, share, width = _feed_forward(config, hidden, num_layers)
@@ -147,8 +147,8 @@ def _recurrence(config: Section, hidden: int, num_layers: int) -> tuple[int, int
 
 
 def _feed_forward(config: Section, hidden: int, num_layers: int) -> tuple[float, float, float, int]:
-    """Return the parameters of dense feed-forward parts and of routed experts, what of the latter a token uses, and
-    the activations of a token in between."""
+    """Return the parameters of dense feed-forward parts and of routed experts, the share of the latter that a token
+    uses, and the activations of a token within."""
     is_plain = "n_embd" in config.values or config.values.get("model_type") == "opt"
     num_matrices = 2 if is_plain else 3  # up and down; and a gate
     size = _optional_first(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
@@ -184,7 +184,7 @@ def _weight_format(config: Section) -> tuple[float, bool]:
 
 
 def _window(config: Section) -> dict[str, Any]:
-    """Return the window, and the share of the layers that have it; nothing where none has."""
+    """Return the window and the share of layers that have it, by field of `ModelFacts`; {} if none has."""
     kinds = config.values.get("layer_types")
     share = 1.0
     if isinstance(kinds, Sequence) and kinds:
@@ -252,4 +252,4 @@ NAMED: Final = {
         _shape("qwen3-14b", 14.8, 40, (40, 8), (5120, 17408)),
     )
 }
-"""Published checkpoints that are known without their config.json; bfloat16."""
+"""Published checkpoints, in bfloat16, that can be named without their config.json."""

@@ -1,4 +1,4 @@
-"""What came of a simulation or of a measured run: a record for each request, samples over time, and totals."""
+"""The outcome of a simulation or of a measured run: a record for each request, samples over time, and totals."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from octavo.core.messages import SchedulerStats
 
 
 class RequestRecord(msgspec.Struct, gc=False):
-    """What became of one request; times in seconds since the begin. `error` is None for those that were served.
+    """The result of one request; times in seconds since the begin. `error` is None for those that were served.
 
-    num_output_tokens: of all its sequences together, those that best_of drops too; of a beam search, its width times
-    the length of its longest answer.
+    num_output_tokens: tokens of all its sequences together, including those that best_of drops; for a beam search its
+    width times the length of its longest answer.
     """
 
     number: int
@@ -33,7 +33,7 @@ class RequestRecord(msgspec.Struct, gc=False):
 
 
 class Sample(msgspec.Struct, gc=False, array_like=True):
-    """The state at one time, summed over replicas, `kv_usage` too. Swapped requests do not count as waiting."""
+    """The state at one time, summed over replicas, `kv_usage` too. Swapped requests are not counted as waiting."""
 
     time_s: float
     num_running: int = 0
@@ -44,7 +44,7 @@ class Sample(msgspec.Struct, gc=False, array_like=True):
 
     @classmethod
     def sum(cls, time_s: float, parts: Sequence[Sample]) -> Sample:
-        """Return the state of `parts`, which are of the same time, together."""
+        """Return the sum of `parts`, samples of the same time."""
         sums = {name: sum(getattr(each, name) for each in parts) for name in _SUMMED}
         return cls(time_s, **sums, max_kv_usage=max(each.max_kv_usage for each in parts))
 
@@ -101,7 +101,8 @@ _SUMMED: Final = ("num_running", "num_waiting", "num_swapped", "kv_usage")
 
 
 def _merged_samples(parts: Iterable[Sequence[Sample]]) -> list[Sample]:
-    """Return sums at the times of the coarsest part; all others have these times too, up to their end."""
+    """Return sums at the sample times of the coarsest part; the other parts have samples at these times too, up to
+    their end."""
     by_time = [{sample.time_s: sample for sample in part} for part in parts]
     sums = []
     for time_s in sorted(set().union(*by_time)):

@@ -16,14 +16,14 @@ from octavo.simulate.model_facts import NAMED, ModelFacts
 _STATE_BYTES: Final = 4
 """Bytes of one element of a state: float32."""
 _KV_BYTES: Final = 2
-"""Bytes of one element of keys and values, and of activations that are sent: bfloat16."""
+"""Bytes of one element of keys and values, and of activations sent between devices: bfloat16."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one engine: `tensor` of them share each layer, and `pipeline` stages share the layers.
 
-    reduce: how the shares of a layer become whole. gather: all four linears are cut by their outputs, which is exact.
-    sum: two of them are cut by their inputs.
+    reduce: how the ranks combine a layer. gather: all four linears are split by outputs, which is exact. sum: two of
+    them are split by inputs.
     """
 
     tensor: int = 1
@@ -41,11 +41,11 @@ ALONE: Final = Layout()
 def roofline(model: ModelFacts, device: DataSheet, layout: Layout = ALONE) -> Roofline:
     """Return the costs of a model on so many devices. Raises ConfigError for a layout that does not divide the model.
 
-    The devices of a stage count as one with the memory and the rates of all. Besides, each layer has collectives, each
-    of which takes collective_s and moves bytes through the link of each device: two all-reduces of hidden_size
-    activations a token, 2 (N - 1) / N of their bytes, or four gathers, (N - 1) / N of theirs. A stage sends
-    hidden_size activations a token to the next one. Heads of keys and values are kept once per device where there are
-    fewer of them. What leaves a host goes over the network.
+    The devices of a stage count as one device with their total memory and rates. Besides, each layer has collectives,
+    each of which takes collective_s and moves bytes through the link of each device: two all-reduces of hidden_size
+    activations a token, 2 (N - 1) / N of their bytes, or four gathers, (N - 1) / N of theirs. A stage sends hidden_size
+    activations a token to the next one. If there are fewer heads of keys and values than devices, each device keeps
+    one. Traffic between hosts goes over the network.
     """
     size = layout.tensor
     _check(model, device, layout)
@@ -109,7 +109,7 @@ def _check(model: ModelFacts, device: DataSheet, layout: Layout) -> None:
 
 
 def preset(name: str) -> Roofline:
-    """Return the costs of DEVICE/MODEL, such as h100/llama-3.1-8b. Raises ConfigError that names what there is."""
+    """Return the costs of DEVICE/MODEL, such as h100/llama-3.1-8b. Raises ConfigError, which lists the presets."""
     device_name, _, model_name = name.partition("/")
     if device_name not in device_names() or model_name not in NAMED:
         raise ConfigError(

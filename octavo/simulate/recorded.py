@@ -1,4 +1,4 @@
-"""What a recording contains besides decisions: requests as a trace, steps as a cost model, settings as arguments.
+"""Reads from a recording its requests as a trace, its steps as a cost model, and its settings as arguments.
 
 With them the same requests can be simulated under other settings.
 """
@@ -30,15 +30,14 @@ from octavo.simulate.traces import TraceRequest
 
 _GIB: Final = 1 << 30
 _PROMPT_LEN: Final = 512
-"""Tokens of the prompt whose rate counts as that of prefills."""
+"""Length of the prompt whose rate is used as the rate of prefills."""
 
 
 class Recorded(NamedTuple):
-    """What a recording contains.
-
-    requests: those that produced a token, as long as they were. num_left_out: the others, which were refused or aborted
-    before. steps: their work and time, with what the engine did before the next one. outcome: of the requests, without
-    samples. swap_bytes_per_s: as measured; None when nothing was swapped.
+    """The contents of a recording. requests: those that produced a token, with their recorded lengths. num_left_out:
+    number of the others, which were refused or aborted before. steps: their work and time, including what the engine
+    did until the next step. outcome: of the requests, without samples. swap_bytes_per_s: as measured; None when nothing
+    was swapped.
     """
 
     settings: SchedulerSettings
@@ -50,9 +49,8 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: str | Path, progress: Callable[[float], None] | None = None) -> Recorded:
-    """Return what a recording contains.
-
-    Raises ConfigError for a file that is no recording, or for which this version plans other steps.
+    """Return the contents of a recording. Raises ConfigError for a file that is no recording, or whose steps this
+    version plans differently.
     """
     replay = Replay(path, progress)
     settings, groups = replay.settings, replay.scheduler.groups
@@ -102,7 +100,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
 
 
 _OF_THE_MEMORY: Final = ("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype")
-"""Arguments that are not in a recording, which has the number of blocks instead."""
+"""Arguments about memory that a recording does not have; it has the number of blocks instead."""
 
 
 def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
@@ -122,7 +120,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
     Raises ConfigError where too few were recorded.
     """
     settings = recorded.settings
-    # no coefficient of the fit is for swapped blocks
+    # the fit has no coefficient for swapped blocks
     steps = [step for step in recorded.steps if not step.work.num_swapped_blocks]
     if len(steps) < len(FEATURES):
         raise ConfigError(
@@ -142,7 +140,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
     )
     if block_bytes and copied_block_s:
         model = msgspec.structs.replace(model, copy_bytes_per_s=block_bytes / copied_block_s)
-    # where steps of one kind differ much, because of other programs, the sum of them all must be right at least
+    # other programs can make steps of one kind differ much; at least the sum of all times must be right
     block_size = settings.cache.block_size
     measured_s = sum(step.seconds for step in recorded.steps)
     scale = measured_s / sum(model.step_seconds(step.work, block_size) for step in recorded.steps)
@@ -151,7 +149,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
 
 
 class _StepClock:
-    """Turns the times of plans and results into seconds of steps."""
+    """Computes the seconds of each step from the times of plans and results."""
 
     def __init__(self, sliding_window: int | None) -> None:
         self.steps: list[MeasuredStep] = []
@@ -159,7 +157,7 @@ class _StepClock:
         self._in_flight: deque[tuple[float, SchedulerOutput]] = deque()
         self._last_end = float("-inf")
         self._unfinished: tuple[StepWork, float] | None = None
-        """Work and begin of a step that has returned, while the engine goes on to the next one."""
+        """Work and begin of a step whose result has come, until the next plan ends its time."""
 
     def planned(self, now: float, step: SchedulerOutput | None) -> None:
         """Note that `schedule` was called; `step` is None when there was nothing to do."""
@@ -170,14 +168,14 @@ class _StepClock:
     def updated(self, now: float, *, is_busy: bool) -> None:
         """Note that the oldest step has returned. `is_busy`: another one follows at once."""
         planned_at, step = self._in_flight.popleft()
-        # with several in flight one begins when the one before it ends
+        # with several steps in flight, a step begins when the previous one ends
         self._unfinished = work_of(step, self._sliding_window), max(planned_at, self._last_end)
         self._last_end = now
         if self._in_flight or not is_busy:
             self.close(now)
 
     def idle(self) -> None:
-        """Note that the last requests have gone without a step: the time from here on belongs to none."""
+        """Note that the last requests have ended without a step: the time from here on belongs to no step."""
         self.close(self._last_end)
 
     def close(self, now: float) -> None:
@@ -199,10 +197,8 @@ def _step_of(result: object, path: str | Path) -> SchedulerOutput | None:
 
 @dataclass(slots=True)
 class _Seen:
-    """A recorded request and what it has produced, there or before: tokens by index, and the time of the last one.
-
-    num_resets: resets of the prefix cache before it ran. Tokens of beams come when the search is over, and those of the
-    n best alone.
+    """A recorded request and its tokens by sequence index, and the time of the last one. num_resets: resets of the
+    prefix cache before it ran. Tokens of a beam search come at its end, and only those of the n best.
     """
 
     request: EngineCoreRequest
@@ -222,7 +218,7 @@ class _Seen:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
 
     def record(self, number: int, began: float) -> RequestRecord:
-        """Return the request as a simulation reports it, with times since `began`."""
+        """Return the record of the request, as of a simulated one, with times since `began`."""
         params, lengths = self.request.params, list(map(len, self.tokens.values()))
         record = RequestRecord(
             number=number,
@@ -240,7 +236,7 @@ class _Seen:
         return record
 
     def traced(self, began: float) -> TraceRequest:
-        """Return the request with what it produced; one that was aborted or stopped ends where it was."""
+        """Return the request for a trace, with the length that it reached, even if it was aborted or stopped."""
         request, params = self.request, self.request.params
         tokens = [self.tokens.get(index) or [0] for index in range(params.width)]
         is_beam = params.use_beam_search

@@ -43,9 +43,8 @@ Applied = ReplayedStep | list[EngineCoreOutput] | bool | None
 
 
 class ReplayResult(NamedTuple):
-    """The result of a replay. `first_difference`: number of the first step that differs; None for none.
-
-    num_steps: steps that are equal.
+    """The result of a replay. `first_difference`: number of the first step that differs; None if none does. num_steps:
+    number of equal steps.
     """
 
     num_steps: int
@@ -55,7 +54,8 @@ class ReplayResult(NamedTuple):
 
 
 def read_recording(path: str | Path, progress: Callable[[float], None] | None = None) -> Iterator[Event]:
-    """Yield the events of a recording; the first is `Began`. An unfinished last one, as a crash leaves it, is skipped.
+    """Yield the events of a recording; the first is `Began`. An incomplete last event, as a crash leaves it, is
+    skipped.
 
     `progress` is called with the share of the file that has been read.
 
@@ -98,13 +98,14 @@ def _check_version(path: str | Path, body: bytes) -> None:
     try:
         version = msgspec.msgpack.decode(body, type=_Version).version
     except msgspec.DecodeError:
-        return  # it is no beginning, as its reader finds
+        return  # not a `Began`; the caller raises the error
     if version != RECORDING_VERSION:
         raise ConfigError(f"{path} is a recording of version {version}, this octavo reads version {RECORDING_VERSION}")
 
 
 class Replay:
-    """Gives the events of a recording to a scheduler with its settings. `scheduler` may be read between two events."""
+    """Gives the events of a recording to a scheduler with its settings. The attribute `scheduler` may be read between
+    two events."""
 
     def __init__(self, path: str | Path, progress: Callable[[float], None] | None = None) -> None:
         self._events = read_recording(path, progress)
@@ -116,7 +117,7 @@ class Replay:
         self.num_requests = 0
 
     def steps(self) -> Iterator[ReplayedStep]:
-        """Yield every planned step, up to the first that differs: the results after it belong to other steps."""
+        """Yield every planned step up to the first that differs: recorded results after it belong to other steps."""
         return (result for _, result in self.events() if isinstance(result, ReplayedStep))
 
     def events(self) -> Iterator[tuple[Event, Applied]]:

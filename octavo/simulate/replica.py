@@ -15,13 +15,13 @@ from octavo.simulate.speculation import Guessing
 
 
 class SimulatedReplica:
-    """An engine core whose requests reach it between its steps, as those of a server do.
+    """An engine core that receives requests between its steps, as in a server.
 
-    num_open: requests that have not ended, those that wait for the next step included. link: what sends the blocks of
-    prompts to other replicas; None where it sends none. wake: called when there is something to do, with the time if
-    that is later than now. script_of: returns the script of a request that is sent.
+    num_open: number of requests that have not ended, including those that wait for the next step. link: sends the
+    blocks of prompts to other replicas; None if it sends none. wake: called when there is work, with its time if that
+    is later than now. script_of: returns the script of a request that is sent.
 
-    Besides it has what the front's `Split` uses of a replica and of the client of its core.
+    Besides it has the members that the front's `Split` uses of a replica and of its core's client.
     """
 
     is_ready = True
@@ -86,7 +86,7 @@ class SimulatedReplica:
         return self
 
     def send(self, message: ToCore) -> None:
-        """Add requests, or end some without an output, with the next step."""
+        """Add requests, or abort some, with the next step."""
         match message:
             case AddRequests(requests):
                 for request in requests:
@@ -97,13 +97,13 @@ class SimulatedReplica:
             self.wake(None)
 
     def open(self) -> None:
-        """`submit` counts the request."""
+        """Do nothing: `submit` counts the request."""
 
     def close(self) -> None:
-        """`end_step` counts the request's end."""
+        """Do nothing: `end_step` counts the request's end."""
 
     def count(self, **counts: int) -> None:
-        """Nothing reads these counts."""
+        """Do nothing: nothing reads these counts."""
 
     def begin_step(self, now: float) -> float | None:
         """Start a step at `now` and return when it ends; None when there is nothing to do before something arrives."""
@@ -123,7 +123,7 @@ class SimulatedReplica:
         return self.clock.now if self.is_stepping else None
 
     def take_began(self) -> list[str]:
-        """Return the requests whose prompts the last step began to compute, where they are announced."""
+        """Return the requests whose prompts the last step began to compute, if the core announces them."""
         began, self._began = self._began, []
         if self.link is not None:
             self.link.begin(began)
@@ -151,7 +151,8 @@ class SimulatedReplica:
         return Totals.of(self.scheduler.stats(), self.executor.busy_s, self.executor.gaps.counts)
 
     def sample(self, now: float) -> Sample:
-        """Return the state at `now`. Requests wait for blocks, in the queue or on their way, or for a first step."""
+        """Return the state at `now`. Waiting requests are those without a first step, those in the queue, and those
+        whose blocks are being fetched."""
         scheduler, manager = self.scheduler, self.scheduler.block_manager
         num_running, num_swapped = len(scheduler.running), len(scheduler.swapped)
         num_waiting = len(self._inbox) + len(scheduler.groups) - num_running - num_swapped

@@ -1,4 +1,4 @@
-"""What a simulation showed: a summary as a table and as JSON."""
+"""The report of a simulation: a summary as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Spread(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation in numbers. Times are seconds of simulated time, shares between 0 and 1.
 
-    duration_s: from the begin to the end of the last request. utilization: share of that time in which replicas
-    computed. cached_share: prompt tokens found in the prefix cache. mean_kv_usage: over time and replicas.
-    first_error: why the first of the requests that failed did so. time_per_output_token_s: the mean of each request.
+    duration_s: from the begin to the end of the last request. utilization: share of the duration in which replicas
+    computed. cached_share: prompt tokens found in the prefix cache. mean_kv_usage: mean over time and replicas.
+    first_error: the error of the first failed request. time_per_output_token_s: the mean of each request.
     time_between_tokens_s: of all tokens but each sequence's first.
     """
 
@@ -80,7 +80,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(NamedTuple):
-    """A simulation and its summary. `offered`: the given requests a second; None without a rate."""
+    """A simulation and its summary. `offered`: the offered load in requests per second; None without a rate."""
 
     summary: Summary
     outcome: Outcome
@@ -120,7 +120,7 @@ def summarize(outcome: Outcome) -> Summary:
 
 
 def _times(served: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Return seconds of each request, by the field of `Summary` that has their spread."""
+    """Return the seconds of each request by the field of `Summary` with their spread."""
     token_times = []
     for each in served:
         num_more = each.num_output_tokens // each.num_sequences - 1
@@ -187,6 +187,6 @@ def to_json(run: Run) -> dict[str, Any]:
 
 
 def _percentiles(values: list[float]) -> list[float]:
-    """Return 101 values; none for an empty list."""
+    """Return the percentiles 0 to 100 (101 values); an empty list for no values."""
     ordered = sorted(values)
     return [ordered[round(share / 100 * (len(ordered) - 1))] for share in range(101)] if ordered else []

@@ -19,7 +19,7 @@ _GIB: Final = 1 << 30
 
 
 def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -> SchedulerSettings:
-    """Return settings with a cache that the device of the cost model has room for. Raises ConfigError."""
+    """Return settings with the cache that fits into the memory of the cost model's device. Raises ConfigError."""
     num_blocks = args.num_gpu_blocks_override or model.kv_tokens(args.gpu_memory_utilization) // args.block_size
     if num_blocks < 1:
         raise ConfigError(
@@ -48,7 +48,7 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
 def _groups(args: EngineArgs, model: CostModel, scheduler: SchedulerConfig, num_blocks: int) -> tuple[GroupLimits, ...]:
     """Return the limits of the model's cache groups, each with room for as many sequences of full length as the others.
 
-    num_blocks: those that the memory holds of all layers that keep tokens.
+    num_blocks: number of blocks that the memory holds if a block has all layers that keep tokens.
     """
     kinds = model.cache_groups(args.block_size)
     live = [LIVE_STATES if kind.is_state else scheduler.max_live_tokens(kind.window) for kind in kinds]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated besides the trace. All replicas are alike, except for the pools of `disaggregation`."""
+    """The description of a simulation without its trace. All replicas are alike, except for the pools of
+    `disaggregation`."""
 
     settings: SchedulerSettings
     cost_model: CostModel
@@ -55,10 +56,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 def simulate(
     trace: Trace, simulation: Simulation, num_processes: int = 1, progress: Callable[[float], None] | None = None
 ) -> Outcome:
-    """Return what becomes of the trace, which does not depend on `num_processes`.
-
-    `progress` is called with the share of the requests that have ended; of several processes with that of this one.
-    Raises ConfigError for what cannot be simulated.
+    """Return the outcome of the trace, which does not depend on `num_processes`. `progress` is called with the share of
+    ended requests; with several processes, that of this process. Raises ConfigError for what cannot be simulated.
     """
     if simulation.num_replicas < 1:
         raise ConfigError(f"replicas is {simulation.num_replicas}, must be at least 1")
@@ -66,7 +65,7 @@ def simulate(
         return _disaggregated(trace, simulation, simulation.disaggregation, progress)
     num_shards = min(num_processes, simulation.num_replicas)
     router = ROUTERS[simulation.router](simulation.settings.cache.block_size)
-    # a later turn arrives when the one before has ended, on whichever replica that ran
+    # a later turn arrives when the previous one has ended, on any replica
     if num_shards > 1 and not router.needs_feedback and not trace.followers:
         return _in_processes(trace, simulation, num_shards, progress)
     return Cluster(trace, [simulation.replica(each) for each in range(simulation.num_replicas)], router).run(progress)
@@ -115,7 +114,7 @@ def _disaggregated(
 def _in_processes(
     trace: Trace, simulation: Simulation, num_shards: int, progress: Callable[[float], None] | None
 ) -> Outcome:
-    """Run the first shard here and the others, which are as large, in a process each."""
+    """Run the first shard in this process, and each of the others, of the same size, in a process of its own."""
     run = partial(_run_shard, simulation, trace.requests, num_shards)
     try:
         with ProcessPoolExecutor(num_shards - 1, mp_context=get_context("spawn")) as pool:
@@ -134,8 +133,8 @@ def _run_shard(
 ) -> Outcome:
     """Run every `num_shards`-th replica from `first` on, each with the requests that round-robin gives it.
 
-    The replicas run one after the other, since none depends on another: what a single one works on stays in the
-    processor's caches.
+    The replicas, which are independent, run one after the other: the data of a single one stay in the processor's
+    caches.
     """
     trace, num_replicas = Trace(requests), simulation.num_replicas
     order = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)

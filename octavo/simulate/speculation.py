@@ -1,4 +1,4 @@
-"""Guesses of the next tokens in simulated time, which are right as often as is given."""
+"""Speculation in simulated time: guesses of the next tokens are right with a given probability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from octavo.speculation.speculation import Drafting, Guess, Speculation
 
 
 class Guessing(msgspec.Struct, frozen=True):
-    """Speculation in a simulation. acceptance: the probability that a guess is right, if those before it were."""
+    """Speculation in a simulation. acceptance: the probability that a guess is right if all guesses before it are
+    right."""
 
     config: SpeculativeConfig
     acceptance: float

@@ -48,7 +48,7 @@ _EXAMPLE: Final = '{"arrival_s": 0.5, "num_prompt_tokens": 100, "output_len": 20
 
 
 def _complaint(error: msgspec.DecodeError | UnicodeDecodeError) -> str:
-    """Return what is wrong with a line."""
+    """Return the error text for a line."""
     is_misfit = isinstance(error, msgspec.ValidationError)
     if not is_misfit and "utf-8" in str(error).lower():  # said by Python's decoder, or since msgspec 0.23 by its own
         return "is not UTF-8 text"

@@ -1,7 +1,7 @@
 """The requests of a simulation: traces, and a generator of them.
 
 Prompts are given by lengths: a prompt is a sequence of named prefixes and a rest of its own. Requests that name the
-same prefix have the same tokens there, so the prefix cache finds what it would find.
+same prefix have the same tokens there, so the prefix cache has the hits of the real prompts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a trace.
 
-    arrival_s: seconds since the begin, or with `follows` since the end of the request of that id.
-    num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest is its own.
-    prompt_token_ids: the prompt itself, instead of lengths.
-    output_len: tokens until a sequence of it ends by itself; max_tokens ends it earlier. output_lens: the same for each
-    of its sequences, where they differ; output_len is the longest. output_token_ids: the tokens of each, if a later
-    prompt_token_ids begins with them.
+    arrival_s: seconds since the begin, or with `follows` since the end of the request with that id.
+    num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest belongs to this
+    request alone. prompt_token_ids: the prompt itself, instead of lengths.
+    output_len: number of tokens after which a sequence ends by itself, unless max_tokens ends it earlier. output_lens:
+    these numbers by sequence, if they differ; output_len is the longest. output_token_ids: the tokens of each sequence,
+    if a later prompt_token_ids begins with them.
     first_token_deadline_s: seconds after its arrival in which its first token is due.
-    conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
-    longer, begins with all of them.
+    conversation: name of a stream of tokens that the output and the rest of the prompt belong to, so that a later turn
+    with a longer prompt begins with all of them.
     cache_namespace, cache_salt, adapter: prompts share nothing where these differ. placeholders: runs of prompt tokens
     that stand for other content, such as images: offset, length, and a name that is the same where the content is.
     """
@@ -89,7 +89,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def prompt_len(self) -> int:
-        """Return the tokens of the prompt."""
+        """Return the number of prompt tokens."""
         return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.num_prompt_tokens or 0
 
     @property
@@ -99,12 +99,12 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def final_len(self) -> int:
-        """Return the tokens of its longest output."""
+        """Return the number of tokens of the longest output."""
         return min(self.output_len, self.max_tokens or self.output_len)
 
 
 class Trace:
-    """Requests in the order of their lines, and the requests for a scheduler that they stand for. Raises ConfigError.
+    """Trace requests in the order of their lines, and the scheduler's requests made from them. Raises ConfigError.
 
     places: the origin of each request, for error messages.
     """
@@ -124,7 +124,7 @@ class Trace:
             except (ValueError, InvalidRequest) as error:
                 place = f"request {number + 1} of the trace" if places is None else places[number]
                 raise ConfigError(f"{place}: {error}") from error
-        # every name has its number before the first request is made: token ids depend on the trace alone
+        # every name is numbered before the first request is made, so that token ids depend on the trace alone
         for request in requests:
             for name, _ in request.prefixes:
                 self._stream(f"prefix {name}")
@@ -201,7 +201,7 @@ class Trace:
 
 
 class Workload(Arguments, heading="Workload"):
-    """What `generate` makes; the fields are flags of `octavo simulate`. Lengths are tokens.
+    """The parameters of `generate`; the fields are flags of `octavo simulate`. Lengths are tokens.
 
     Lengths are log-normal with the given means. `max_len` bounds prompt and output together. Raises ConfigError.
     """
@@ -241,7 +241,7 @@ class Workload(Arguments, heading="Workload"):
 def generate(workload: Workload, seed: int) -> list[TraceRequest]:
     """Return the requests of a workload. The same seed makes the same ones."""
     source = random.Random(seed)
-    # a source for each: with more tenants the lengths stay the same
+    # one random source per purpose: with more tenants the lengths stay the same
     lengths, gaps, senders = (random.Random(source.random()) for _ in range(3))
     requests: list[TraceRequest] = []
     arrivals = _arrivals(workload, gaps)
@@ -274,7 +274,7 @@ def _arrivals(workload: Workload, source: random.Random) -> Iterator[float]:
             case "at-once":
                 yield 0.0
             case "on-off":
-                # this clock runs only while it is on, and faster, so that the mean rate is the given one
+                # this clock runs only in the on-phases, and faster, so that the mean rate is the given one
                 now += source.expovariate(1 / mean) * workload.on_s / cycle
                 yield now // workload.on_s * cycle + now % workload.on_s
             case _:
