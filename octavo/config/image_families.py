@@ -7,6 +7,7 @@ from typing import Final
 from octavo.config.image_fits import aria_fit, minicpm_fit, mllama_fit
 from octavo.config.media_family import MediaFamily, Side
 from octavo.config.released_deepseek_ocr import SECOND, deepseek_ocr_layout
+from octavo.config.released_deepseek_vl2 import DEEPSEEK_VL2, VL2_TYPE, deepseek_vl2_layout, deepseek_vl2_settings
 from octavo.config.released_ernie import ERNIE_VL, ernie_layout, ernie_settings
 from octavo.config.released_intern import intern_layout, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_layout, kimi_settings
@@ -60,6 +61,17 @@ IMAGE_FAMILIES: Final = (
         names="deepseek_ocr2",
     ),
     MediaFamily(("DeepseekVLForConditionalGeneration",), images="patches", side=Side(224)),
+    MediaFamily(
+        (DEEPSEEK_VL2,),
+        released=(VL2_TYPE,),
+        layout=deepseek_vl2_layout,
+        images="deepseek_vl2",
+        computed=deepseek_vl2_settings,
+        reader="deepseek_vl2_encoder.DeepseekVl2Reader",
+        library_config="LlavaConfig",
+        is_apart=True,
+        names="deepseek_vl2",
+    ),
     MediaFamily(
         ("DotsOCRForCausalLM",),
         text={"dots_ocr": "qwen2"},

@@ -29,7 +29,7 @@ class MediaFamily(NamedTuple):
     architectures: tuple[str, ...] = ()
     """As config.json has them in the layout of transformers' class."""
     released: tuple[str, ...] = ()
-    """Other names of them, in releases whose code stands beside their weights."""
+    """Other names of them, in releases whose code stands beside their weights; of one without any, its `model_type`."""
     layout: Callable[[Values, str], Values] = lambda config, where: config
     """Returns the config of such a release in the layout of transformers' class, and any other config as it is.
     (config, file for messages)"""

@@ -40,4 +40,4 @@ def in_todays_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]
         text = Section(config, where).part("text_config").values
         names = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
         return {**config, **names, "text_config": {**text, "model_type": "qwen3_5_moe_text"}}
-    return family_of_release(first).layout(config, where)
+    return family_of_release(first or str(config.get("model_type"))).layout(config, where)

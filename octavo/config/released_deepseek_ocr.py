@@ -34,21 +34,26 @@ def deepseek_ocr_layout(config: Mapping[str, Any], where: str) -> Mapping[str, A
     section = Section(config, where)
     section.expect("use_mla", False, default=False)
     inner = section.section("language_config") or section
-    dense, layers = inner.int("first_k_dense_replace", 0), range(inner.positive("num_hidden_layers"))
-    kinds = {
-        "layer_types": ["full_attention" for _ in layers],
-        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in layers],
-    }
     around = {name: value for name, value in config.items() if name not in ("auto_map", "language_config")}
-    own = {name: value for name, value in inner.values.items() if name not in _OF_CODE}
     vision: Mapping[str, Any] = {"encoder_config": dict(_QWEN2), "sam_config": {"downsample_channels": [512, 896]}}
     return {
         **around,
         "architectures": ["DeepseekOcr2ForConditionalGeneration"] if is_second else config["architectures"],
         "image_token_id": section.positive("image_token_id", 128815),
         "model_type": "deepseek_ocr2" if is_second else "deepseek_ocr",
-        "text_config": {**own, **kinds, "model_type": "deepseek_ocr2_text" if is_second else "unlimited_ocr_text"},
+        "text_config": deepseek_text(inner, "deepseek_ocr2_text" if is_second else "unlimited_ocr_text"),
         "vision_config": vision if is_second else _encoders(section),
+    }
+
+
+def deepseek_text(inner: Section, model_type: str) -> dict[str, Any]:
+    """Return the config of a text model of DeepSeek with the kinds of its layers. Raises CheckpointError."""
+    dense, layers = inner.int("first_k_dense_replace", 0), range(inner.positive("num_hidden_layers"))
+    return {
+        **{name: value for name, value in inner.values.items() if name not in _OF_CODE},
+        "layer_types": ["full_attention" for _ in layers],
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in layers],
+        "model_type": model_type,
     }
 
 

@@ -96,6 +96,19 @@ STORED: Final[Mapping[str, StoredNames]] = {
     ),
     "deepseek_ocr": StoredNames(_DEEPSEEK_OCR, {"qkv_proj": _QKV}, within="vision_tower.vision_encoder"),
     "deepseek_ocr2": StoredNames(_DEEPSEEK_OCR),
+    "deepseek_vl2": StoredNames(
+        _renamed(
+            "",
+            (r"^language\.", "language_model."),
+            (r"^vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
+            (r"^vision\.norm\.", "vision.post_layernorm."),
+            (r"^vision\.blocks\.", "vision.encoder.layers."),
+            (r"^(vision\..*)\.norm([12])\.", r"\1.layer_norm\2."),
+            (r"^(vision\..*)\.attn\.proj\.", r"\1.self_attn.out_proj."),
+            (r"^(vision\..*)\.attn\.", r"\1.self_attn."),
+        ),
+        {"qkv": _QKV},
+    ),
     "dots_ocr": StoredNames(
         _renamed(
             r"^(vision_tower\.)",

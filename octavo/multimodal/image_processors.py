@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
+from octavo.multimodal.deepseek_vl2_images import DeepseekVl2Images
 from octavo.multimodal.minicpm_images import MiniCPMImages
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.nemotron_images import NemotronImages, NemotronSquares
@@ -274,14 +275,13 @@ class KimiVlImages(KimiImages):
 
     def __init__(self, settings: Section, config: Section) -> None:
         super().__init__(settings, config)
-        mean, std = (np.array(settings.values[name], np.float32).reshape(3, 1) for name in ("image_mean", "image_std"))
-        of_bytes = np.arange(256, dtype=np.float32)[None] / np.float32(255)
-        self._pixels = self._pixels._replace(of_bytes=(of_bytes - mean) / std)
+        self._pixels = Pixels.in_steps(settings, 3)
 
 
 _Own = (
     Cohere2Images
     | DeepseekOcrImages
+    | DeepseekVl2Images
     | KimiImages
     | Lfm2VlImages
     | Llama4Images
@@ -297,6 +297,7 @@ _Own = (
 OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Cohere2VisionImageProcessor": Cohere2Images,
     "DeepseekOcrImageProcessor": DeepseekOcrImages,
+    "DeepseekVLV2ImageProcessor": DeepseekVl2Images,
     "KimiVLImageProcessor": KimiVlImages,
     "Kimi_K25ImageProcessor": KimiImages,
     "Lfm2VlImageProcessor": Lfm2VlImages,

@@ -120,10 +120,11 @@ class ImagePrompts:
         written: list[int] = []
         media: list[MediaInput] = []
         is_behind, left_out = False, None
+        num_images = sum(self._markers.get(token_id) == "image" for token_id in token_ids)
         for token_id in token_ids:
             kind = self._markers.get(token_id)
             if kind is not None:
-                context = self._context._replace(place=sum(each.kind == kind for each in media))
+                context = self._context._replace(place=sum(each.kind == kind for each in media), num_images=num_images)
                 write = self._image if kind == "image" else self._video
                 tokens, made, left_out = write(context, next(waiting[kind]), written)
                 written += tokens
@@ -150,7 +151,8 @@ class ImagePrompts:
 
     def _image(self, context: Context, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
         """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
-        made = self.arrays(decoded(image))
+        most = self.writer.most_cut
+        made = self.arrays(decoded(image), **({} if most is None else {"is_cut": context.num_images <= most}))
         tokens = self._with_lines(written, self.writer.tokens(context, self._token, made))
         offset = len(written)
         arrays = {name: _typed(made[name]) for name in self.writer.reads if name in made}

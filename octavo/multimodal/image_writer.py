@@ -16,13 +16,14 @@ Arrays = Mapping[str, NDArray[Any]]
 
 class Context(NamedTuple):
     """What a family writes images with. config: the whole config.json. encode: ids of a text. place: images of the
-    prompt before this one. path: the checkpoint's folder."""
+    prompt before this one. path: the checkpoint's folder. num_images: of the prompt."""
 
     config: Section
     settings: Mapping[str, Any]
     encode: Callable[[str], list[int]]
     place: int = 0
     path: Path = Path()
+    num_images: int = 1
 
     @property
     def vision(self) -> Section:
@@ -41,7 +42,8 @@ class ImageWriter(NamedTuple):
     `token` where it is several tokens. others: returns further tokens that stand for vectors. token_word: the text of
     that token, where config.json lacks its id. num_vectors: returns how many an image becomes where layers read them
     through caches: then its tokens are none of them. is_apart, num_before: of its images, as in `MediaInput`.
-    is_alone: an image is a prompt of its own."""
+    is_alone: an image is a prompt of its own. most_cut: where a prompt has more images, the processor is told to cut
+    none of them (`is_cut`); None to tell it nothing."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
     reads: tuple[str, ...] = ("pixel_values",)
@@ -59,6 +61,7 @@ class ImageWriter(NamedTuple):
     is_apart: bool = False
     num_before: int = 0
     is_alone: bool = False
+    most_cut: int | None = None
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:

@@ -201,6 +201,13 @@ def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [token] * (1 + sum(counts))
 
 
+def _deepseek_vl2(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Rows of the whole image, one vector, and rows of all tiles together; each row has a vector for its end."""
+    side = math.ceil(int(arrays["pixel_values"].shape[-1]) // context.vision.positive("patch_size", 16) / 2)
+    rows, columns = (int(each) * side for each in arrays["grids"][0])
+    return [token] * (side * (side + 1) + 1 + rows * (columns + 1))
+
+
 def _kimi(context: Context, token: int, arrays: Arrays) -> list[int]:
     sides = context.vision.values.get("merge_kernel_size") or (2, 2)
     return [token] * (int(arrays["image_grid_thw"][0].prod()) // math.prod(sides))
@@ -270,6 +277,7 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     "cohere2": ImageWriter(cohere2_prompt),
     "deepseek_ocr": ImageWriter(_deepseek_ocr, (*_LOCAL, "patches_grid")),
     "deepseek_ocr2": ImageWriter(_deepseek_ocr2, _LOCAL),
+    "deepseek_vl2": ImageWriter(_deepseek_vl2, ("pixel_values", "grids"), token_word="<image>", most_cut=2),
     "ernie": _QWEN._replace(arranged=ernie_prompt, num_before=1),
     "gemma3": ImageWriter(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
     "gemma3n": ImageWriter(_gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True),

@@ -50,6 +50,14 @@ class Pixels(NamedTuple):
             of_bytes = rounded(rounded(rounded(of_bytes * unit) - rounded(colors[0])) / rounded(colors[1]))
         return cls(settings.expect("resample", *_FILTERS, default=resample), of_bytes)
 
+    @classmethod
+    def in_steps(cls, settings: Section, resample: int) -> Pixels:
+        """Read likewise, with the rounding of each step: bytes to colors up to 1, minus the mean, by the deviation."""
+        made = cls.read(settings, resample, [0.5], [0.5])
+        given = (settings.values.get(name) or [0.5] for name in ("image_mean", "image_std"))
+        mean, std = (np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given)
+        return made._replace(of_bytes=(np.arange(256, dtype=np.float32)[None] / np.float32(255) - mean) / std)
+
     def tiles(self, image: Any, columns: int, rows: int, width: int, height: int) -> list[Any]:
         """Return an image of Pillow scaled and cut into so many tiles of a size, row by row."""
         whole = image.resize((width * columns, height * rows), self.resample)
