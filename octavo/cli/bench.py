@@ -38,7 +38,7 @@ class LoadOptions(Arguments, heading="Benchmark"):
 
     input_len: int = arg(128, "Tokens of each prompt.", ge=1)
     output_len: int = arg(64, "Tokens to generate for each prompt.", ge=1)
-    repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
+    repetitions: int = arg(3, "How often to measure; the result is the median.", ge=1)
 
 
 class ThroughputOptions(LoadOptions):
@@ -50,15 +50,17 @@ class ThroughputOptions(LoadOptions):
 class LatencyOptions(LoadOptions):
     """What `octavo bench latency` measures."""
 
-    batch_size: str = arg("1", "Requests that run together; several numbers, as in 1,64, are several runs.")
-    repetitions: int = arg(5, "Times to measure; the median counts.", ge=1)
+    batch_size: str = arg(
+        "1", "Requests that run together; with several numbers, as in 1,64, each is measured in a run of its own."
+    )
+    repetitions: int = arg(5, "How often to measure; the result is the median.", ge=1)
     breakdown: bool = arg(False, "Also show where the time of a decode step goes, and how much of it is not kernels.")
 
 
 class StartupOptions(Arguments, heading="Benchmark"):
     """What `octavo bench startup` measures."""
 
-    repetitions: int = arg(3, "Times to measure; the median counts.", ge=1)
+    repetitions: int = arg(3, "How often to measure; the result is the median.", ge=1)
 
 
 @with_options(ThroughputOptions, EngineArgs)

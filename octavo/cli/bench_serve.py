@@ -39,22 +39,24 @@ class ServeOptions(Arguments, heading="Benchmark"):
     port: int = arg(8000, "Port of the server.", ge=1, le=65535)
     endpoint: str | None = arg(None, "Path of the API; by default the backend's.")
     api_key_file: str | None = arg(None, "File whose first line is the API key.")
-    header: tuple[str, ...] = arg((), "KEY=VALUE, sent with each request; may be given several times.")
-    extra_body: str | None = arg(None, "JSON object of further fields of each request.")
+    header: tuple[str, ...] = arg((), "Header KEY=VALUE that is sent with each request; may be given several times.")
+    extra_body: str | None = arg(None, "JSON object whose fields are added to each request.")
     model: str | None = arg(None, "Model to ask for; by default the server's first.")
     tokenizer: str | None = arg(
-        None, "Directory or tokenizer.json that counts tokens of sharegpt; without it four characters count as one."
+        None,
+        "Directory or tokenizer.json with which tokens of sharegpt are counted; without it, four characters "
+        "count as one token.",
     )
     dataset_name: Literal["random", "sharegpt", "custom"] = arg(
         "random",
         "Prompts: random tokens (words for chat), conversations of a ShareGPT file, or a custom file of JSON lines "
         "with prompt and perhaps output_tokens.",
     )
-    dataset_path: str | None = arg(None, "File of sharegpt or custom.")
+    dataset_path: str | None = arg(None, "File of the dataset sharegpt or custom.")
     random_input_len: int = arg(1024, "Tokens of a random prompt.", ge=1)
-    random_output_len: int = arg(128, "Tokens to generate for it.", ge=1)
+    random_output_len: int = arg(128, "Tokens to generate for a random prompt.", ge=1)
     random_range_ratio: float = arg(
-        0.0, "Random lengths are even from 1 - this to 1 + this times their mean.", ge=0, le=1
+        0.0, "Random lengths are uniform from 1 - this to 1 + this, times their mean; 0 makes all alike.", ge=0, le=1
     )
     random_prefix_len: int = arg(0, "Tokens with which all random prompts begin.", ge=0)
     sharegpt_output_len: int | None = arg(None, "Tokens to generate, instead of the answers' lengths.", ge=1)
@@ -64,21 +66,29 @@ class ServeOptions(Arguments, heading="Benchmark"):
     burstiness: float = arg(
         1.0, "Shape of the gamma distribution of gaps: 1 is a Poisson process, less comes in bursts.", gt=0
     )
-    max_concurrency: int | None = arg(None, "Most requests at once; others wait here, untimed.", ge=1)
+    max_concurrency: int | None = arg(
+        None, "Most requests at once; the others wait in the client, and their waiting is not measured.", ge=1
+    )
     seed: int = arg(0, "Seed of prompts and arrivals.")
     ignore_eos: bool = arg(False, "Ask the server to go on after an end-of-sequence token.")
     temperature: float | None = arg(None, "Sent with each request; by default the server's.", ge=0)
     top_p: float | None = arg(None, "Sent with each request; by default the server's.", gt=0, le=1)
-    num_warmups: int = arg(1, "Requests before the measurement, which do not count.", ge=0)
+    num_warmups: int = arg(1, "Warm-up requests before the measurement; they are not counted.", ge=0)
     goodput: tuple[str, ...] = arg(
-        (), "Limit in ms of requests that count as good, as ttft:200, tpot:50 or e2el:5000; may be given several times."
+        (),
+        "Goodput: the limit in ms that a request must keep to count, as ttft:200, tpot:50 or e2el:5000; may "
+        "be given several times.",
     )
-    percentile_metrics: str = arg(",".join(METRICS), "Metrics with percentiles, of ttft, tpot, itl, e2el.")
-    metric_percentiles: str = arg("99", "Percentiles, as in 50,90,99.")
+    percentile_metrics: str = arg(
+        ",".join(METRICS), "Metrics whose percentiles are reported, between commas: some of ttft, tpot, itl, e2el."
+    )
+    metric_percentiles: str = arg("99", "Percentiles to report, as in 50,90,99.")
     save_result: bool = arg(False, "Write the JSON to a file as well.")
     save_detailed: bool = arg(False, "With --save-result: also the times of each request.")
-    result_dir: str = arg(".", "Folder of that file.")
-    result_filename: str | None = arg(None, "Name of that file; by default from backend, rate, model and time.")
+    result_dir: str = arg(".", "With --save-result: folder for the file.")
+    result_filename: str | None = arg(
+        None, "With --save-result: name of the file; by default from backend, rate, model and time."
+    )
 
     @property
     def rate(self) -> float:

@@ -55,9 +55,11 @@ class CalibrateOptions(Arguments, heading="Benchmark"):
     engine_config: str | None = arg(
         None, "File (YAML) that gets the measured rates as engine arguments, for octavo serve --config."
     )
-    batch_sizes: str = arg("1,4,16,64,256", "Requests that run together.")
-    input_lens: str = arg("16,128,512", "Tokens of their prompts.")
-    repetitions: int = arg(5, "Times to measure; the median of each step counts, interruptions left out.", ge=1)
+    batch_sizes: str = arg("1,4,16,64,256", "Numbers of requests that run together, between commas.")
+    input_lens: str = arg("16,128,512", "Numbers of tokens of their prompts, between commas.")
+    repetitions: int = arg(
+        5, "How often to measure; the time of a step is its median, without interrupted measurements.", ge=1
+    )
 
     def grid(self) -> Grid:
         """Return the batches to measure. Raises ConfigError."""

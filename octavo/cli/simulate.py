@@ -58,7 +58,7 @@ class SimulationOptions(Arguments, heading="Simulation"):
     tensor_parallel_size: int = arg(1, "Devices that share each layer of --model.", ge=1, le=1024)
     pipeline_parallel_size: int = arg(1, "Groups of devices that share the layers of --model.", ge=1, le=8)
     tensor_parallel_reduce: Literal["gather", "sum"] = arg(
-        "gather", "How shares of a layer become whole: gather is exact, sum moves less."
+        "gather", "How devices put together the parts of a layer: gather is exact, sum sends less."
     )
     cost_model: str | None = arg(
         None,
@@ -69,7 +69,9 @@ class SimulationOptions(Arguments, heading="Simulation"):
     router: str = arg("round-robin", "Which replica gets a request.", choices=tuple(ROUTERS))
     disaggregated: int | None = arg(None, "Number of replicas that compute long prompts for the others.")
     transfer_bytes_per_s: float = arg(
-        Disaggregation(num_prefill=1).bytes_per_s, "Rate at which keys and values get from the one to the other.", gt=0
+        Disaggregation(num_prefill=1).bytes_per_s,
+        "Bytes of keys and values that move per second from a replica of --disaggregated to another.",
+        gt=0,
     )
     draft_acceptance: float | None = arg(
         None, "Probability that a guess of speculative_config is right, if those before it were.", ge=0, le=1
@@ -80,9 +82,11 @@ class SimulationOptions(Arguments, heading="Simulation"):
         group="Workload",
     )
     seed: int = arg(0, "Seed of the generated requests.")
-    processes: int | None = arg(None, "Processes that share replicas, where those do not depend on each other.", ge=1)
-    output: str | None = arg(None, "File that gets the whole report as JSON.")
-    save_trace: str | None = arg(None, "File that gets the generated trace.")
+    processes: int | None = arg(
+        None, "Processes that simulate the replicas in parallel, where these do not depend on each other.", ge=1
+    )
+    output: str | None = arg(None, "File to which the whole report is written as JSON.")
+    save_trace: str | None = arg(None, "File to which the generated trace is written.")
 
     def rates(self) -> list[float]:
         """Return the numbers of `request_rate`. Raises ConfigError."""

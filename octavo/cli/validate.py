@@ -29,16 +29,18 @@ from octavo.simulate.traces import Trace
 class ValidateOptions(Arguments, heading="Benchmark"):
     """What `octavo bench validate` compares, and where a cost model comes from."""
 
-    cost_model: str | None = arg(None, "File of octavo bench calibrate; by default calibrated first.")
+    cost_model: str | None = arg(
+        None, "Cost model that octavo bench calibrate has written; by default it is calibrated first."
+    )
     trace: str | None = arg(
         None, "File with a request per line (JSON) as the only load, instead of those that are generated."
     )
     num_requests: int = arg(300, "Requests of each load.", ge=1)
-    repetitions: int = arg(3, "Times to measure each load; the least disturbed counts.", ge=1)
+    repetitions: int = arg(3, "How often to measure each load; the result is the least disturbed measurement.", ge=1)
     processor_clock: bool = arg(
         False,
-        "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
-        "programs use too, with one thread.",
+        "Measure processor time of this process instead of elapsed time: for machines that other programs use "
+        "too, with one thread.",
     )
     output: str | None = arg(None, "File that gets the cost model, when it is calibrated.")
 

@@ -72,12 +72,14 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
         "Number format of the weights that are multiplied, made while loading: int8 has a scale per output "
         "channel, int4 one per 64 inputs of it, int4-g128 one per 128. By default weights stay as they are.",
     )
-    allow_requantize: bool = arg(False, "Let quantization take quantised checkpoints, which loses more.")
+    allow_requantize: bool = arg(
+        False, "Let --quantization quantise a checkpoint that is quantised already, which adds to its error."
+    )
     activation_bits: int | None = arg(
         None,
-        "What activations are rounded to beside quantised weights. By default 8, on the CPU 16 for encoders in GGUF "
-        "files, and on GPUs 16 beside weights that are made for whole activations (W4A16, W8A16): int4, GPTQ, AWQ and "
-        "the like, but not int8, W8A8 and GGUF.",
+        "Bits to which activations are rounded where weights are quantised. By default 8, on the CPU 16 for "
+        "encoders in GGUF files, and on GPUs 16 beside weights that are made for whole activations (W4A16, "
+        "W8A16): int4, GPTQ, AWQ and the like, but not int8, W8A8 and GGUF.",
         only=(8, 16),
         otherwise="bits are 8 or 16",
     )
@@ -89,8 +91,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     )
     seed: int | None = arg(
         None,
-        "Seeds the requests that have no seed of their own, alike in each run: the first one, the second one, and "
-        "so on. By default 0 offline; a server draws one at each start, so that it repeats no other server.",
+        "Seed from which requests without a seed of their own get theirs, in their order and alike in each "
+        "run. By default 0 offline; a server draws one at each start, so that it repeats no other server.",
         ge=0,
         le=2**63 - 1,
     )
@@ -153,8 +155,9 @@ class PoolingArgs(ArgumentGroup, heading="Vectors"):
     )
     pooler_config: dict[str, Any] = arg(
         {},
-        "What of a prompt makes its vector or scores in the place of what the checkpoint says, in JSON: pooling_type "
-        "(CLS, LAST, MEAN; ALL or STEP for rows of tokens), task, use_activation, step_tag_id.",
+        "How the vector or scores of a prompt are made, where it differs from what the checkpoint says, in "
+        "JSON: pooling_type (CLS, LAST, MEAN; ALL or STEP for rows of tokens), task, use_activation, "
+        "step_tag_id.",
     )
 
 
@@ -163,7 +166,7 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
 
     block_size: int = arg(16, "Tokens in a KV block.", ge=1, le=1024)
     gpu_memory_utilization: float = arg(
-        0.9, "Share of what the device has free at start that octavo may use, the machine on a CPU.", gt=0, le=1
+        0.9, "Share of the memory free at start that octavo may use: the GPU's, or on a CPU the machine's.", gt=0, le=1
     )
     kv_cache_memory: int | None = arg(
         None,
@@ -185,15 +188,16 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
     enable_prefix_caching: bool = arg(True, "Reuse KV blocks of prompts that start alike.")
     prefix_cache_size: int | None = arg(
         None,
-        "Memory for cached prefixes that no request uses, with a suffix such as 1GiB: from there on they are given "
-        "up before the KV cache takes memory that it has not used before. By default they may fill the KV cache.",
+        "Most memory for cached prefixes that no request uses, with a suffix such as 1GiB: beyond it they are "
+        "evicted before the KV cache takes memory that it has not used before. By default they may fill the "
+        "KV cache.",
         ge=0,
         is_bytes=True,
     )
     prefix_cache_eviction: Literal["lru", "cost"] = arg(
         "lru",
-        "Which cached block is given up first: the one unused for longest (lru), or the one that was found least "
-        "often of late (cost).",
+        "Which cached block is evicted first: the least recently used one (lru), or the one that was found "
+        "least often of late (cost).",
     )
     state_snapshot_tokens: int = arg(
         512,
@@ -213,8 +217,8 @@ class CacheArgs(ArgumentGroup, heading="Memory and cache"):
 class ObservabilityArgs(ArgumentGroup, heading="Logging"):
     """What is logged and recorded."""
 
-    disable_log_stats: bool = arg(False, "No log line about queues, blocks and tokens per second.")
-    log_level: Literal["debug", "info", "warning", "error"] = arg("info", "Least important messages that are logged.")
+    disable_log_stats: bool = arg(False, "Log no lines about queues, blocks and tokens per second.")
+    log_level: Literal["debug", "info", "warning", "error"] = arg("info", "Lowest level of messages that are logged.")
     record_trace: str | None = arg(
         None,
         "File that gets every request, result and clock reading of the scheduler, tokens included, so that "

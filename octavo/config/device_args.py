@@ -28,13 +28,13 @@ class ComputeArgs(ArgumentGroup, heading="Device"):
     )
     instruction_set: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"] = arg(
         "auto",
-        "What compiled CPU kernels run at; by default the best that the processor has. reference is "
-        "another name for the device reference, amx_emulated a slow software model of AMX for checking.",
+        "Instruction set of the compiled CPU kernels; by default the best that the processor has. reference "
+        "is another name for the device reference, amx_emulated a slow software model of AMX for checking.",
     )
     batch_invariant: bool = arg(
         False,
-        "On CUDA: results never depend on what else is computed beside a request, which costs speed. The compiled "
-        "kernels of the cpu always compute so.",
+        "On CUDA: the results of a request do not depend on others in its batch, which costs speed. The "
+        "compiled kernels of the cpu always compute so.",
     )
     enforce_eager: bool = arg(
         False,
@@ -48,7 +48,9 @@ class ComputeArgs(ArgumentGroup, heading="Device"):
 class ParallelArgs(ArgumentGroup, heading="Ranks"):
     """How a model is divided among ranks, and how they are started."""
 
-    tensor_parallel_size: int = arg(1, "Ranks that share each layer. The results are those of one.", ge=1, le=1024)
+    tensor_parallel_size: int = arg(
+        1, "Ranks that share each layer. The results are the same as with one rank.", ge=1, le=1024
+    )
     tensor_parallel_reduce: TensorParallelReduce = arg(
         "gather",
         "How ranks that share a layer put it together. gather gives the bits of one rank; sum sends fewer bytes "
@@ -56,11 +58,14 @@ class ParallelArgs(ArgumentGroup, heading="Ranks"):
     )
     enable_expert_parallel: bool = arg(
         False,
-        "Share the experts of a mixture among the ranks of tensor_parallel_size, instead of cutting each of them. "
-        "The results are those of one rank.",
+        "Give each rank of tensor_parallel_size some whole experts of a mixture, instead of a part of every "
+        "expert. The results are the same as with one rank.",
     )
     pipeline_parallel_size: int = arg(
-        1, "Stages that share the layers, each with a step in flight. The results are those of one.", ge=1, le=8
+        1,
+        "Stages that share the layers, each with a step in flight. The results are the same as with one stage.",
+        ge=1,
+        le=8,
     )
     executor: Literal["multiprocess", "ray"] = arg(
         "multiprocess",
@@ -82,7 +87,8 @@ class ClusterArgs(ArgumentGroup, heading="Ranks"):
     )
     distributed_timeout_seconds: float = arg(
         120.0,
-        "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine ends.",
+        "Seconds that a rank waits for another rank, in a step and when they connect at the start; after them "
+        "the engine ends.",
         gt=0,
         le=86400,
     )

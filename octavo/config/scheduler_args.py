@@ -16,19 +16,19 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     max_num_batched_tokens: int = arg(2048, "Most tokens in one step.", ge=1, le=1 << 24)
     long_prefill_token_threshold: int = arg(
         0,
-        "Most tokens of one prompt in a step, so that several long prompts are computed side by side and short ones "
-        "are not behind them; 0 is no limit.",
+        "Most tokens of one prompt in a step, so that several long prompts are computed side by side and "
+        "short ones do not wait for them; 0 is no limit.",
         ge=0,
         le=1 << 24,
     )
     stream_interval: int = arg(
-        1, "Tokens of a sequence that an event of a stream has at least; the first one is sent at once.", ge=1
+        1, "Least tokens of a sequence in each event of a stream; the first token is sent at once.", ge=1
     )
     target_step_ms: float | None = arg(
         None,
-        "Milliseconds that a step may take that computes prompts while other requests decode: prompts are cut into "
-        "chunks for it; 0 is no limit. By default 2.5 times what a step takes that only decodes, and at least 20; "
-        "0 for LLM.",
+        "Most milliseconds of a step that computes prompts while other requests decode: prompts are cut into "
+        "chunks for it; 0 is no limit. By default 2.5 times the time of a step that only decodes, and at "
+        "least 20; 0 for LLM.",
         ge=0,
         le=1e6,
     )
@@ -42,7 +42,7 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
         "prefix-match (who finds most in the prefix cache).",
     )
     priority_ageing: float = arg(
-        0.0, "Seconds of waiting that count as one priority; 0 switches ageing off.", ge=0, le=1e9
+        0.0, "Seconds of waiting that raise a request by one priority; 0 switches ageing off.", ge=0, le=1e9
     )
     tenant_weights: dict[str, float] = arg(
         {},
@@ -63,14 +63,15 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     )
     max_queued_requests: int | None = arg(
         None,
-        "A server refuses requests beyond this many that wait, those not counted that start in the next step; an "
-        "engine in process (LLM) refuses none.",
+        "Most requests that wait; a server refuses further ones. Those that start in the next step do not "
+        "count. An engine in process (LLM) refuses none.",
         ge=1,
     )
     max_queued_tokens: int | None = arg(
         None,
-        "A server refuses a request behind which more prompt tokens than this would wait, but not the first in the "
-        "queue; an engine in process (LLM) refuses none.",
+        "Most prompt tokens that wait; a server refuses a request that would exceed them, unless no other "
+        "request waits. Those that start in the next step do not count. An engine in process (LLM) refuses "
+        "none.",
         ge=1,
     )
     prefill_tokens_per_s: float | None = arg(
@@ -92,8 +93,8 @@ class SchedulerArgs(ArgumentGroup, heading="Scheduling"):
     )
     preemption_mode: PreemptionMode = arg(
         "auto",
-        "How a running request gives its blocks up when there are too few: recompute them later, swap them to the "
-        "host, classic (requests with several sequences swap, others recompute), or auto, what costs less time.",
+        "How a preempted request frees its blocks: recompute them later, swap them to the host, classic "
+        "(requests with several sequences swap, others recompute), or auto, whichever takes less time.",
     )
     max_steps_in_flight: int | None = arg(
         None,

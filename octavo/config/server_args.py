@@ -73,7 +73,7 @@ class ServerArgs(Arguments, heading="Server"):
     max_header_size: int = arg(
         64 << 10, "Most bytes of a request's URL and headers together.", ge=256, le=16 << 20, is_bytes=True
     )
-    header_timeout_s: float = arg(10.0, "Seconds in which the headers of a request must arrive.", gt=0, le=3600)
+    header_timeout_s: float = arg(10.0, "Seconds within which the headers of a request must arrive.", gt=0, le=3600)
     body_timeout_s: float = arg(
         60.0,
         "Seconds in which the body of a request must arrive, after its headers; on /v1/realtime, in which more of an "
@@ -83,8 +83,8 @@ class ServerArgs(Arguments, heading="Server"):
     )
     sse_keep_alive_interval: float = arg(
         15.0,
-        "Seconds after which a streamed response sends a comment, and again, so that proxies do not close it while a "
-        "request waits or a long prompt is computed; 0 sends none.",
+        "Seconds between comments in a streamed response that has nothing else to send, so that proxies do "
+        "not close it while a request waits or a long prompt is computed; 0 sends none.",
         ge=0,
         le=3600,
     )
@@ -120,7 +120,7 @@ class ServerArgs(Arguments, heading="Server"):
         10.0, "Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", ge=0, le=86400
     )
     trust_request_chat_template: bool = arg(
-        False, "Let a request bring its own chat template, a program that runs here."
+        False, "Let requests send a chat template of their own, which is a program that runs on this machine."
     )
     allow_special_tokens_in_content: bool = arg(
         False,

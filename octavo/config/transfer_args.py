@@ -30,7 +30,7 @@ class TransferArgs(ArgumentGroup, heading="Disaggregated prefill, and KV that is
         le=256,
     )
     decode: int = arg(
-        0, "Engines beside those of --prefill that compute everything else; shares are equal.", ge=0, le=256
+        0, "Engines that compute everything else, beside those of --prefill; all have equal shares.", ge=0, le=256
     )
     role: Literal["prefill", "decode"] | None = arg(
         None, "Run one engine, without HTTP, for `octavo proxy` on this or another machine."
@@ -40,7 +40,7 @@ class TransferArgs(ArgumentGroup, heading="Disaggregated prefill, and KV that is
     )
     kv_port: int = arg(0, "Port at kv_host; 0 takes a free one.", ge=0, le=65535)
     kv_lease_s: float = arg(
-        30.0, "Seconds that an engine keeps KV blocks for another one that it does not hear from.", gt=0, le=86400
+        30.0, "Seconds that an engine keeps KV blocks for another engine without hearing from it.", gt=0, le=86400
     )
     split_min_tokens: int | None = arg(
         None,

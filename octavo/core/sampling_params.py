@@ -88,13 +88,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
             "better; never when they cannot."
         ),
     ] = False
-    temperature: Annotated[float, Param("Randomness; 0 is greedy.", ge=0, le=100)] = 1.0
+    temperature: Annotated[
+        float, Param("Divides the logits before a token is drawn: higher is more random, 0 is greedy.", ge=0, le=100)
+    ] = 1.0
     top_k: Annotated[int, Param("Keep the k most likely tokens; 0 or -1 keeps all.", ge=-1)] = 0
     top_p: Annotated[float, Param("Keep the smallest set of tokens with this total probability.", gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Param("Drop tokens below this share of the likeliest one.", ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, Param("Subtracted once for a token already in the output.", ge=-2, le=2)] = 0.0
+    min_p: Annotated[
+        float, Param("Drop tokens whose probability is below this share of the likeliest token's.", ge=0, le=1)
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Param("Subtracted once from the logit of each token that is in the output.", ge=-2, le=2)
+    ] = 0.0
     frequency_penalty: Annotated[
-        float, Param("Subtracted for each time that a token is in the output.", ge=-2, le=2)
+        float, Param("Subtracted from the logit of a token as often as it is in the output.", ge=-2, le=2)
     ] = 0.0
     repetition_penalty: Annotated[
         float, Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", ge=0.01, le=100)
@@ -126,26 +132,38 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
         tuple[int, ...] | None,
         Param("Log-probabilities of these token ids per position, in place of the likeliest ones."),
     ] = None
-    prompt_logprobs: Annotated[int | None, Param("As logprobs, for the tokens of the prompt.", ge=-1)] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Param("Log-probabilities of this many likeliest tokens at each position of the prompt; -1 for all.", ge=-1),
+    ] = None
     truncate_prompt_tokens: Annotated[
-        int | None, Param("Keep the last tokens of the prompt, so many; -1 keeps what fits beside max_tokens.", ge=-1)
+        int | None,
+        Param(
+            "Keep only this many tokens from the end of the prompt; -1 keeps as many as fit beside max_tokens.", ge=-1
+        ),
     ] = None
     logit_bias: Annotated[dict[int, float] | None, Param("Added to the logits of these token ids (-100 to 100).")] = (
         None
     )
-    allowed_token_ids: Annotated[tuple[int, ...] | None, Param("Only these token ids may be drawn.")] = None
+    allowed_token_ids: Annotated[tuple[int, ...] | None, Param("The only token ids that may be drawn.")] = None
     bad_words: Annotated[tuple[str, ...], Param("Texts that may not be generated.")] = ()
     structured_outputs: Annotated[
         StructuredOutputsParams | None,
         Param("The form of the text: json, json_object, regex, choice, grammar or structural_tag."),
     ] = None
     skip_reading_prefix_cache: Annotated[
-        bool | None, Param("Compute the whole prompt, whatever of it is cached; its blocks are cached as always.")
+        bool | None, Param("Compute the whole prompt even where it is cached; its blocks are cached as always.")
     ] = None
     skip_special_tokens: Annotated[bool, Param("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[bool, Param("Put spaces around special tokens that are kept.")] = True
-    detokenize: Annotated[bool, Param("Make text; False leaves token ids only.")] = True
-    output_kind: Annotated[OutputKind, Param("cumulative, delta, or final_only.")] = OutputKind.CUMULATIVE
+    detokenize: Annotated[bool, Param("Decode tokens to text; False returns token ids only.")] = True
+    output_kind: Annotated[
+        OutputKind,
+        Param(
+            "What each output carries: all so far (cumulative), what is new (delta), or everything once, at the "
+            "end (final_only)."
+        ),
+    ] = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         if self.logprob_token_ids is not None:

@@ -211,22 +211,24 @@ class Workload(Arguments, heading="Workload"):
     request_rate: float = arg(1.0, "Requests (conversations) a second.", gt=0)
     burstiness: float = arg(3.0, "With gamma: coefficient of variation of the gaps; with poisson it is 1.", gt=0)
     on_s: float = arg(10.0, "With on-off: seconds with arrivals.", gt=0)
-    off_s: float = arg(30.0, "With on-off: seconds without.", ge=0)
+    off_s: float = arg(30.0, "With on-off: seconds without arrivals.", ge=0)
     input_len: float = arg(256.0, "Mean tokens of a prompt.", ge=1)
     output_len: float = arg(128.0, "Mean tokens of an output.", ge=1)
-    length_spread: float = arg(0.8, "Standard deviation of the logarithm of lengths; 0 makes all alike.", ge=0)
+    length_spread: float = arg(0.8, "Standard deviation of the logarithm of lengths; 0 makes all lengths equal.", ge=0)
     max_len: int = arg(4096, "Most tokens of a request.", ge=2)
-    shared_prefix_len: int = arg(0, "Tokens with which prompts begin that they share.", ge=0)
-    num_shared_prefixes: int = arg(1, "Different shared prefixes.", ge=1)
+    shared_prefix_len: int = arg(0, "Tokens of the prefix that prompts share.", ge=0)
+    num_shared_prefixes: int = arg(1, "Number of different shared prefixes.", ge=1)
     turns: int = arg(1, "Requests of a conversation.", ge=1)
-    think_s: float = arg(10.0, "Mean seconds from an answer to the next turn, exponential.", ge=0)
+    think_s: float = arg(
+        10.0, "Mean seconds from an answer to the next turn of a conversation, exponentially distributed.", ge=0
+    )
     n: int = arg(1, "Sequences per request.", ge=1)
     best_of: int | None = arg(None, "Sequences of which the best n are kept.")
     beam_search: bool = arg(False, "Search with n beams.")
-    num_tenants: int = arg(1, "Senders of requests; the k-th sends in proportion to 1/k.", ge=1)
-    num_priorities: int = arg(1, "Different priorities, 0 and up, equally frequent.", ge=1)
+    num_tenants: int = arg(1, "Number of tenants; the k-th sends requests in proportion to 1/k.", ge=1)
+    num_priorities: int = arg(1, "Number of different priorities, from 0 on, equally frequent.", ge=1)
     first_token_deadline_s: float | None = arg(
-        None, "Seconds after its arrival in which a request's first token is due.", gt=0
+        None, "Deadline of a request's first token, in seconds after the arrival.", gt=0
     )
 
     def __post_init__(self) -> None:
