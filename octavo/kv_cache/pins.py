@@ -1,7 +1,7 @@
-"""Prefixes that stay in the cache until a time, whatever else needs blocks.
+"""Pins prefixes in the cache until a time: their blocks are not evicted.
 
-A pin names content, not blocks: it holds those of its blocks that are cached now, and each other one from the moment
-that a request has computed it, in every cache group. Two pins that begin alike share what they hold.
+A pin names content, not blocks: it holds the blocks of its content that are cached now, and each other one as soon as a
+request has computed it, in every cache group. Pins with a common prefix share its blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class _Pin(NamedTuple):
 class Pins:
     """The pins of all cache groups.
 
-    At most half of the blocks of each pool, cached or to come, are pinned at once. Of states, those that a prefix has
-    are held, up to half of their blocks.
+    At most half of the blocks of each pool, cached or to come, are pinned at once. Recurrent states of a prefix are
+    held where they are cached, up to half of their blocks.
     """
 
     def __init__(self, groups: Sequence[GroupCache]) -> None:
@@ -54,7 +54,8 @@ class Pins:
         return list(self._blocks[group].values()) if group < len(self._blocks) else []
 
     def pin(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
-        """Keep the full blocks of this prefix until then: those that are cached, and the others once they are."""
+        """Keep the full blocks of this prefix until the time `until`: the cached ones now, the others once they are
+        cached."""
         size = self._block_size
         digests = extend_chain([], token_ids, size, cache_key)
         num_kept = self.pin_digests(digests, until)
@@ -70,8 +71,8 @@ class Pins:
         return self.unpin_digests(extend_chain([], token_ids, self._block_size, cache_key))
 
     def pin_digests(self, digests: Sequence[bytes], until: float, kind: bytes = b"") -> int:
-        """Pin a prefix by the chain of its full blocks, or give it a new time. Returns how many of the blocks there is
-        room for, from the first. kind: pins of the same prefix for different purposes are different pins."""
+        """Pin a prefix by the digest chain of its full blocks, or change its time. Returns how many leading blocks fit.
+        kind: pins of the same prefix for different purposes are different pins."""
         self.unpin_digests(digests, kind)
         room = self._max_blocks - len(self._num_pins)
         num_known = next((i for i, digest in enumerate(digests) if digest not in self._num_pins), len(digests))
@@ -107,7 +108,7 @@ class Pins:
         return True
 
     def num_held(self, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of a prefix, which are held, a sequence may continue."""
+        """Return how many leading blocks of a prefix are held such that a sequence may continue them."""
         keeps, finds = [cache.keeps for cache in self._groups], [blocks.get for blocks in self._blocks]
         return len(longest_common(keeps, finds, digests)[0][0])
 
@@ -119,7 +120,7 @@ class Pins:
         return [i for i, digest in enumerate(digests, 1) if digest in ends]
 
     def hold(self, digest: bytes) -> None:
-        """Hold the blocks with this content, if there are any and it is pinned. Called for all that is published."""
+        """Hold the cached blocks with this content if it is pinned. Called for every published block."""
         if digest not in self._num_pins:
             return
         for pool, blocks, most in zip(self._pools, self._blocks, self._most_held, strict=True):
@@ -129,7 +130,7 @@ class Pins:
                 blocks[digest] = block
 
     def let_go(self, digest: bytes) -> None:
-        """Release the held blocks with this content, until others are published."""
+        """Release the held blocks with this content; blocks published later are held again."""
         for pool, blocks in zip(self._pools, self._blocks, strict=True):
             if digest in blocks:
                 pool.release(blocks.pop(digest))

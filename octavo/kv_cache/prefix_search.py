@@ -19,10 +19,9 @@ def find_hit(
     key: CacheKey,
     num_encoded_blocks: int = 0,
 ) -> PrefixHit:
-    """Return the hit among the first `num_usable` tokens. `digests` cover those at least. num_encoded_blocks: those of
-    encoders' outputs.
-
-    The beginning of the next block is copied where every group keeps tokens: a state is that of one position.
+    """Return the hit among the first `num_usable` tokens. `digests` cover at least these. num_encoded_blocks: number of
+    blocks of encoders' outputs. The beginning of the next block is copied if every group keeps tokens; a state belongs
+    to one position and cannot be cut.
     """
     size = caches[0].block_size
     encoded = [cache for cache in caches if cache.holds_encoding]
@@ -52,8 +51,8 @@ def find_hit(
 
 
 def _because(caches: Sequence[GroupCache], missing: bytes, start: int, alone: Sequence[int]) -> str:
-    """Return why a prefix ends at token `start`: the groups that have less than others, or what became of the block
-    there, which all groups lack."""
+    """Return why a prefix ends at token `start`: the groups that have less than others, or whether the block that all
+    groups lack was evicted or is new."""
     most = max(alone)
     if most > start // caches[0].block_size:
         lacking = [cache.keeps for cache in caches if alone[cache.index] < most]

@@ -2,8 +2,8 @@
 
 A message has three frames: the topic, the number of the batch (8 bytes, big-endian), and MessagePack: an array of Unix
 seconds, events and the number of the replica. An event is an object whose `type` is BlockStored, BlockRemoved or
-AllBlocksCleared. Who sends a number to the replay socket (REQ or DEALER) gets the batches from that one on that are
-still kept, each as its number and its MessagePack, and then the number -1.
+AllBlocksCleared. A client that sends a number to the replay socket (REQ or DEALER) gets the kept batches from that
+number on, each as its number and its MessagePack, and then the number -1.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from octavo.kv_cache.block_pool import Content
 
 BATCH_S: Final = 0.005
-"""How long events of a step are gathered for a batch."""
+"""Seconds for which events of a step are gathered for a batch."""
 REJOIN_S: Final = 1.0
-"""How long nothing is sent after a start: subscribers of a core that was killed connect again, every 0.1 s by default,
-and have to get the first batch, which says that nothing of it holds."""
+"""Seconds without sending after a start: subscribers of a killed core reconnect, every 0.1 s by default, and must get
+the first batch, which voids the events of that core."""
 MOST_EVENTS: Final = 1024
-"""Blocks that one batch is about."""
+"""Most blocks of one batch."""
 KEPT_BYTES: Final = 64 << 20
-"""Bytes of the batches that are kept for the replay socket, at most."""
+"""Most bytes of batches that are kept for the replay socket."""
 _MOST_RECEIVED_BYTES: Final = 1 << 10
-"""Bytes of a frame that subscribers may send: topics and numbers are shorter."""
+"""Most bytes of a frame that subscribers may send: topics and numbers are shorter."""
 _PATIENCE_S: Final = 5.0
-"""How long a replay waits for a subscriber that does not read, before it is given up."""
+"""Seconds that a replay waits for a subscriber that does not read, before it is aborted."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _MEDIUM: Final = "GPU"
 """vLLM's word for the memory of the device, whatever that is."""
@@ -50,10 +50,11 @@ _log = logging.getLogger(__name__)
 
 
 class BlockStored(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """Blocks behind one another have entered the prefix cache. block_hashes: the last 64 bits of their digests.
+    """Consecutive blocks have entered the prefix cache. block_hashes: the last 64 bits of their digests.
 
-    extra_keys: of each block what beside its tokens keeps it apart, None for nothing: for the first block of a prompt
-    with a salt, an adapter or a namespace a name of these together, for images and sounds a name of their content.
+    extra_keys: for each block the keys besides its tokens that distinguish it, None for none: for the first block of a
+    prompt with a salt, an adapter or a namespace a name of these together, for images and sounds a name of their
+    content.
     """
 
     block_hashes: list[int]
@@ -78,7 +79,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """Nothing that was published before holds: a core has started, or events were lost."""
+    """All earlier events are void: a core has started, or events were lost."""
 
 
 class _Stored(NamedTuple):
@@ -92,18 +93,18 @@ class _Removed(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """Stands where events were lost: what was noted before it holds no more."""
+    """Marks the place of lost events: events before it are void."""
 
 
 class KvPublisher:
     """A `BlockListener` that publishes what it notes. Blocks that are partly filled are left out, as in vLLM.
 
-    Memory is bounded: a queue that is full loses all events in it, after which subscribers are told that nothing holds,
-    and ZeroMQ drops batches for a subscriber that reads too slowly, which it sees by their numbers.
+    Memory is bounded: a full queue drops all its events, after which subscribers get AllBlocksCleared, and ZeroMQ drops
+    batches for a slow subscriber, which notices it by their numbers.
     """
 
     def __init__(self, config: KvEventsConfig, limits: CacheLimits, replica: int = 0) -> None:
-        """Raises ConfigError where an endpoint cannot be used."""
+        """Raises ConfigError if an endpoint cannot be used."""
         import zmq
 
         self._zmq: Any = zmq
@@ -126,7 +127,7 @@ class KvPublisher:
             self._attach(self._out, config.endpoint, binds=_is_bound(config.endpoint))
             if config.replay_endpoint is not None:
                 replay = self._open(zmq.ROUTER, config.replay_endpoint)
-                # batches for one who reads slowly wait for it; without these they would be dropped, the end too
+                # sends wait for a slow client; without these options its batches and the end mark would be dropped
                 replay.router_mandatory, replay.sndtimeo = True, round(1000 * _PATIENCE_S)
                 self._attach(replay, config.replay_endpoint, binds=True)
         except BaseException:
@@ -221,7 +222,7 @@ class KvPublisher:
                 yield self._message(run)
                 run = []
             if isinstance(event, _Lost) or not self._has_sent:
-                self._has_sent = True  # who listened to a core before this one has to forget what it had
+                self._has_sent = True  # subscribers of an earlier core have to drop its blocks
                 yield AllBlocksCleared()
             if not isinstance(event, _Lost):
                 run.append(event)
@@ -229,7 +230,7 @@ class KvPublisher:
             yield self._message(run)
 
     def _notes(self, event: _Stored | _Removed | _Lost) -> bool:
-        """Note what subscribers know from an event on; return whether it is news to them."""
+        """Note the change of an event for subscribers; return whether it is new to them."""
         if isinstance(event, _Lost):
             _log.warning("KV events came faster than they were published, and some are lost; raise max_queue_size")
             self._published.clear()
@@ -318,5 +319,5 @@ def _extra_keys(content: Content) -> tuple[str, ...] | None:
 
 
 def _kind(limits: GroupLimits) -> str:
-    """Return vLLM's word for what the layers of a cache group keep."""
+    """Return vLLM's name for the kind of KV that the layers of a cache group keep."""
     return "mamba" if limits.is_state else "full_attention" if limits.window is None else "sliding_window"

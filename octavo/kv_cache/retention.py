@@ -2,7 +2,8 @@
 
 A kind of layer is one class here that states how many blocks a sequence of some tokens needs at once, which leading
 blocks no later token reads, and which cached prefix a sequence may continue; how many bytes a block has is stated by
-the memory plan. A latent keeps all blocks, of another size. A block of a recurrent state holds the state after its last
+the memory plan. Layers with latents keep all blocks, which have another size. A block of a recurrent state holds the
+state after its last
 token: only the last one is read, and a prefix may be continued behind any block whose state is cached.
 """
 
@@ -18,11 +19,10 @@ Find = Callable[[bytes], int | None]
 
 
 class Retention:
-    """Every token reads all tokens before it. Layers that keep something else override what differs.
-
-    name: what reasons call the layers. loss: what they lack where their part of a prefix is not cached.
+    """Every token reads all tokens before it. Other kinds of layers override the methods that differ. name: name of the
+    layers in reasons. loss: words of a reason for the missing part of a prefix.
     releases: whether leading blocks of a sequence become unread while it runs.
-    is_sparse: a row writes its last block, and of the others only those that are to be found later (snapshots).
+    is_sparse: a row writes its last block, and of the others only those that later look-ups should find (snapshots).
     """
 
     name = "full attention layers"
@@ -77,7 +77,7 @@ class SlidingWindow(Retention):
             # at least one, for a token that sees itself alone would take any prefix for known
             first = min(self.num_unseen_blocks(end * self._block_size), end - 1)
             missing = None
-            # from the front: whatever is missing, no prefix that is longer can do without it
+            # from the front: a longer prefix needs a missing block, too
             for i in range(first, end):
                 if i in found:
                     break  # and so are those behind it
@@ -120,8 +120,8 @@ class States(Retention):
 class Encoding(Retention):
     """Every token reads the keys and values of encoders' outputs, which are in blocks of its request.
 
-    Which prefix of its tokens a sequence may continue does not depend on them: where they are missing, the encoder
-    computes them again.
+    The prefix that a sequence may continue does not depend on them: if they are missing, the encoder computes them
+    again.
     """
 
     name = "cross attention layers"
@@ -145,11 +145,11 @@ def longest_common(
         alone = alone or lengths
         if min(lengths) == max(lengths):
             return blocks, alone
-        wanted = wanted[: min(lengths)]  # what one group lacks shortens the prefix of the others
+        wanted = wanted[: min(lengths)]  # a missing block of one group shortens the prefix of the others
 
 
 def retention(limits: GroupLimits, block_size: int) -> Retention:
-    """Return what the layers of a cache group with these limits keep."""
+    """Return the retention of the layers of a cache group with these limits."""
     if limits.is_state:
         return States(block_size)
     if limits.num_encoded:

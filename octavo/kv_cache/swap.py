@@ -1,4 +1,4 @@
-"""The host tier: whether sequences can be swapped out and in, and where their blocks go."""
+"""The host tier: checks whether sequences can be swapped out and in, and chooses the blocks of both tiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SwapSpace:
         self._tables = tables
 
     def swap_out_shortage(self, sequences: Iterable[Sequence]) -> Shortage | None:
-        """Return what the host tier lacks for the sequences' computed blocks; None when it has room."""
+        """Return the host tier's shortage of blocks for the sequences' computed blocks; None if they fit."""
         computed = self._computed(sequences)
         return shortage_of_all(
             [cache.swap_out_shortage(each[cache.index] for each in computed) for cache in self._groups]
@@ -40,8 +40,8 @@ class SwapSpace:
         return sum(self._groups[copy.group].block_bytes for copy in copies)
 
     def swap_in_shortage(self, sequences: Iterable[Sequence], *, waive_watermark: bool) -> Shortage | None:
-        """Return what the sequences lack to have device blocks again, with the watermark as in
-        `BlockManager.shortage`; nothing of the device's prefix cache is used."""
+        """Return the shortage of device blocks for swapping the sequences in, with the watermark as in
+        `BlockManager.shortage`; hits in the device's prefix cache are not used."""
         needed = self.num_blocks_to_swap_in(sequences)
         return shortage_of_all(
             [
@@ -61,8 +61,8 @@ class SwapSpace:
         ]
 
     def moved(self, sequences: Iterable[Sequence], *, to_host: bool) -> tuple[list[list[list[int]]], list[BlockCopy]]:
-        """Allocate blocks on the other tier for what the sequences have computed, each block once; return their new
-        tables for each cache group, and the copies."""
+        """Allocate blocks on the other tier for the sequences' computed blocks, each once; return their new tables for
+        each cache group, and the copies."""
         before = self._computed(sequences)
         after: list[list[list[int]]] = [[] for _ in before]
         copies: list[BlockCopy] = []
