@@ -1,4 +1,5 @@
-"""Executes one step on a device: it updates states, runs the model and draws. Dummy batches take the same path."""
+"""Executes steps on a device: updates the states of sequences, runs the model and draws tokens. Dummy batches take the
+same path."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from octavo.worker.sequence_state import Sequences
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerParts:
-    """What a runner computes steps with."""
+    """The parts with which a runner computes steps."""
 
     model: LanguageModel
     cache: CacheEngine
@@ -35,7 +36,7 @@ class RunnerParts:
     sampler: Sampler | None
     """Draws; None where tokens come with the steps."""
     pooler: RowResults | None = None
-    """Makes vectors of prompts; nothing is drawn then."""
+    """Makes vectors of prompts; no tokens are drawn then."""
     grammars: GrammarProcessor | None = None
     """The sampler's grammars, where it draws; compiling those of new sequences begins before the model runs."""
     suggests: bool = False
@@ -91,7 +92,8 @@ class ModelRunner:
         return done if parts.drafter is None else _with_guesses(parts.drafter, done, rows, states)
 
     def _append(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput]) -> None:
-        """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""
+        """Store the drawn tokens. Of several samples the first belongs to the sequence; the others come back as
+        forks."""
         lines, positions, token_ids = [], [], []
         for row, output in zip(rows, outputs, strict=True):
             if not row.scheduled.num_samples or output.is_undrawn:
@@ -124,7 +126,7 @@ class ModelRunner:
                     self.sequences.drop(seq_id)
 
     def _num_copies(self, rows: Sequence[BatchRow]) -> int:
-        """Return how many copies of its first row a decode step lacks to have as many as there are launches for."""
+        """Return how many copies of its first row pad a decode step to a size for which a launch was captured."""
         padded = self.parts.padded
         if padded is None or any(row.scheduled.num_tokens != 1 for row in rows):
             return 0

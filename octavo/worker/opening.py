@@ -47,10 +47,11 @@ def place_of(config: EngineConfig, rank: int) -> Mesh:
 
 
 def proving_parts(device: Device) -> tuple[Ops, Callable[[int], AttentionBackend]]:
-    """Return the operators with which `DecoderStack.proof` computes, and what makes a backend for a size of heads.
+    """Return the operators with which `DecoderStack.proof` computes, and the function that makes a backend for a head
+    size.
 
-    They are the device's where its tensors are in host memory, as those of the proof are, and else the reference's: the
-    proof is about how a class was taken apart, not about operators.
+    They are the device's if its tensors are in host memory, as those of the proof, else the reference's: the proof
+    tests how a class was taken apart, not the operators.
     """
     if device.torch_device.type != "cpu":
         return bind(), lambda _: ReferenceBackend()
@@ -95,7 +96,7 @@ def open_models(config: EngineConfig, mesh: Mesh, device: Device) -> tuple[Loade
 
 
 def kept_bytes(transfer: TransferConfig, num_ranks: int) -> int:
-    """Return the bytes of the host's memory that each of `num_ranks` ranks will still take for blocks outside the
+    """Return the bytes of host memory that each of `num_ranks` ranks will still allocate for blocks outside the
     cache."""
     if transfer.kv_host_size is None:
         return 0

@@ -1,4 +1,4 @@
-"""Traces of torch's profiler: what a rank computes, kernel by kernel, between two calls."""
+"""Traces of torch's profiler: the kernels that a rank computes between two calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Profiling:
         self._path = Path()
 
     def switch(self, name: str | None) -> None:
-        """Begin a profile with this name, or with None end it and write it; without one nothing happens then.
+        """Begin a profile with this name; with None end and write the current one, if any.
 
         Raises ConfigError where a file cannot be written, one runs already, or none is allowed; and OSError.
         """
@@ -42,7 +42,7 @@ class Profiling:
         ending = ".gz" if config.torch_profiler_use_gzip else ""
         self._path = Path(config.torch_profiler_dir) / f"{name}-{self._rank_name}.pt.trace.json{ending}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch()  # an error comes before the profile, and not behind it
+        self._path.touch()  # so that an error is raised before the profile begins, not at its end
         running: Any = profile(
             use_device="cuda" if torch.cuda.is_available() else None,
             record_shapes=config.torch_profiler_record_shapes,

@@ -39,7 +39,7 @@ def encodings_of(
 ) -> CrossEncodings | PromptEncodings | None:
     """Return the encodings of a model with these cache groups; None for one that reads only text.
 
-    given: the type of vectors that are given in place of tokens; None where none are.
+    given: the type of vectors given in place of tokens; None if there are none.
     """
 
     def encode(kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
@@ -66,12 +66,12 @@ def kept_encodings_bytes(model: DecoderStack, max_embeddings: int, element_size:
 class PromptEncodings:
     """Encodes one input at a time, so that the bits of none depend on others, and keeps results by digest.
 
-    At most `max_embeddings` vectors are kept, beyond those of prompts that are not computed to their ends: the ones
-    used longest ago go first.
+    At most `max_embeddings` vectors are kept besides those of unfinished prompts; the least recently used are dropped
+    first.
     """
 
     are_cached = False
-    """Whether layers read what encoders make through caches."""
+    """Whether layers read encoders' outputs through caches."""
 
     def __init__(
         self,
@@ -87,18 +87,17 @@ class PromptEncodings:
         self._device = device
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self.num_kept = 0
-        """Vectors that are kept."""
+        """Number of vectors that are kept."""
 
     def check(self, media: MediaInput) -> None:
-        """Raise CheckpointError where the encoder fails, or makes another number of vectors than a prompt has."""
+        """Raise CheckpointError if the encoder fails, or makes another number of vectors than a prompt has places."""
         _check(self._encode, self._outline, media, self._device)
 
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
     ) -> tuple[tuple[()], EmbeddingOverride | None]:
-        """Return, behind no outputs for caches, the vectors that rows of this step read, encoded now where not kept.
-
-        unfinished: returns what sequences will still read.
+        """Return no outputs for caches, and the vectors that rows of this step read, encoded now unless kept.
+        unfinished: returns the media that sequences will still read.
         """
         indices: list[NDArray[np.int64]] = []
         values: list[Tensor] = []
@@ -132,7 +131,7 @@ class PromptEncodings:
                 done += length
 
     def _rows(self, media: MediaInput, part: slice) -> Tensor:
-        """Return some of the vectors that are given. None of them is kept: each is read once."""
+        """Return some of the given vectors. They are not kept, as each is read once."""
         array = media.arrays[FIELD]
         rows = np.frombuffer(array.data, dtype=np.float32).reshape(array.shape)[part]
         return torch.tensor(rows, device=self._device, dtype=self._given)
@@ -165,13 +164,13 @@ class CrossEncodings:
         self._device = device
 
     def check(self, media: MediaInput) -> None:
-        """Do what `PromptEncodings.check` does."""
+        """Raise like `PromptEncodings.check`."""
         _check(self._encode, self._outline, media, self._device)
 
     def read(
         self, rows: Sequence[BatchRow], unfinished: Callable[[], Iterable[MediaInput]]
     ) -> tuple[list[Encoding], None]:
-        """Return what is encoded in this step: all that a sequence has, before its first row."""
+        """Return the outputs encoded in this step: all of a sequence, before its first row."""
         made: dict[bytes, Tensor] = {}
         outputs = []
         for _, state in rows:
@@ -184,7 +183,7 @@ class CrossEncodings:
 
 
 def _check(encode: Encode, outline: Encode, media: MediaInput, device: torch.device) -> None:
-    """Raise as `PromptEncodings.check` does. Of a large input the outline is enough, unless that is amiss too."""
+    """Raise as `PromptEncodings.check` does. For a large input the outline suffices, unless it fails too."""
     arrays = as_tensors(media.arrays, device)
     if sum(each.numel() for each in arrays.values()) > _MOST_ELEMENTS:
         with suppress(Exception):  # the encoder itself has the last word

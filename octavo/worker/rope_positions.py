@@ -4,8 +4,8 @@ An image has one position in time, and its vectors have that position plus their
 one span have several positions in time. The text after it continues behind the largest of all.
 Source: https://arxiv.org/abs/2409.12191.
 
-Where images are apart, each has rows and columns from 0 and a number among those of the prompt, and positions in time
-go on in it as in text. Source: Tencent's release of HunyuanOCR.
+If images are apart (`are_grids_apart`), each has rows and columns from 0 and its index among the prompt's images, and
+positions in time go on in it as in text. Source: Tencent's release of HunyuanOCR.
 """
 
 from __future__ import annotations

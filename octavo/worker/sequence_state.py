@@ -21,7 +21,7 @@ from octavo.worker.block_table import BlockTables
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SequenceState:
-    """`num_tokens` grows with what is drawn or sent; everything else is fixed. Changed by the runner only."""
+    """`num_tokens` grows with tokens that are drawn or sent; everything else is fixed. Changed by the runner only."""
 
     line: int
     """Its line in the token store and in the block tables."""
@@ -42,7 +42,7 @@ class SequenceState:
     grids: tuple[tuple[int, ...], ...]
     """(offset, rows, columns) of images by which its tokens turn, and times of the frames of a video."""
     are_grids_apart: bool
-    """Whether rows and columns count from 0 in each, and positions in time go on."""
+    """Whether rows and columns count from 0 in each image, and positions in time continue."""
     whole_spans: tuple[tuple[int, int], ...]
     """(offset, length) of tokens that attend to each other."""
     views: tuple[View, ...]
@@ -54,7 +54,7 @@ class SequenceState:
     num_drafted: int | None = None
     """Leading tokens that the draft model has computed; None for those before the first row."""
     may_launch: bool | None = None
-    """Whether its tokens can be drawn without waiting for the device; None before that is looked up."""
+    """Whether its tokens can be drawn without waiting for the device; None until this is determined."""
     error: RequestError | None = None
     """Why no further token can be drawn; steps that were already planned return it again."""
 
@@ -68,7 +68,7 @@ class SequenceState:
 
 
 _stated = attrgetter(*(each.name for each in fields(SequenceState) if each.name in NewSequence.__struct_fields__))
-"""Returns what a new sequence states about its state, in the order of its fields."""
+"""Returns the values of a `NewSequence` for fields of `SequenceState`, in their order."""
 
 
 class Sequences:
@@ -101,11 +101,11 @@ class Sequences:
         return seq_id in self._states
 
     def has(self, state: SequenceState) -> bool:
-        """Return whether a state is held: another life of its sequence has another one."""
+        """Return whether this state is still held: after a preemption its sequence gets another one."""
         return self._states.get(state.seq_id) is state
 
     def unfinished_media(self) -> Iterator[MediaInput]:
-        """Yield what is encoded for later rows."""
+        """Yield the media that rows to come still read."""
         return (each for state in self._states.values() for each in state.media)
 
     def add(self, new: NewSequence) -> None:

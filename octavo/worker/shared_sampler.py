@@ -1,4 +1,4 @@
-"""Sampling where each rank has the logits of a share of the vocabulary."""
+"""Samples tokens when each rank has the logits of a share of the vocabulary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from octavo.sampling.processors import LogitsProcessor, default_processors
 from octavo.sampling.sampler import Sampler
 
 _MOST_CANDIDATES: Final = 128
-"""Most tokens from which a row may be drawn so that it is sampled from each rank's likeliest tokens."""
+"""Most tokens that a row may be drawn from (top-k) to be sampled from each rank's likeliest tokens alone."""
 
 _TIES: Final = 8
-"""Candidates of a share beyond the wanted ones, for tokens that tie with the last of these."""
+"""Additional candidates of a share, for tokens that tie with the last needed one."""
 
 _ROWS_AT_ONCE: Final = 16
 """Rows that rank 0 samples at once from candidates."""
@@ -37,7 +37,7 @@ _UNDRAWN: Final = -2
 
 
 def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
-    """Return the most bytes that sharing takes for that many rows, beside the sampler's and the shares of logits."""
+    """Return the most bytes that sharing takes for this many rows, besides the sampler's and those of the logits."""
     if mesh.tensor.size == 1:
         return 0
     room = VocabularyShare.of(vocab_size, mesh).room * mesh.tensor.size
@@ -61,11 +61,11 @@ def logits_of_all(share: Tensor, mesh: Mesh, vocab_size: int) -> Tensor:
 class SharedSampler:
     """A `Sampler` of one tensor rank, to which `logits` are those of its share of the vocabulary, [rows, room].
 
-    All ranks make the same calls. Of greedy rows whose logits nothing changes each rank finds its likeliest token, and
-    all see which of these is the first. Rank 0 samples other rows with the device's sampler. One that draws from few
-    tokens, and whose logits nothing changes, needs the likeliest tokens of each share only: rank 0 sees all other
-    logits as -inf, which changes no bit of the draw. Logits of other rows are gathered. The results of the other ranks
-    have the drawn tokens without their log-probabilities.
+    All ranks make the same calls. For greedy rows with unchanged logits each rank finds its likeliest token, and all
+    ranks take the first of the largest. Rank 0 samples other rows with the device's sampler. A row with unchanged
+    logits that draws from few tokens needs only the likeliest tokens of each share: rank 0 sees all other logits as
+    -inf, which changes no bit of the draw. Logits of other rows are gathered. The results of the other ranks have the
+    drawn tokens without their log-probabilities.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class SharedSampler:
         if len(found) == len(rows):
             return [found[place] for place in range(len(rows))]
         rest = [place for place in range(len(rows)) if place not in found]
-        # a greedy row that is left has logits that are not numbers
+        # a remaining greedy row has logits that are NaN
         counts = [0 if rows[place].sequence.params.is_greedy else counts[place] for place in rest]
         left = logits[rest] if found else logits
         found.update(zip(rest, self._draw(left, [rows[place] for place in rest], counts), strict=True))
         return [found[place] for place in range(len(rows))]
 
     def _draw(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """Draw on rank 0, and send the tokens to the others. counts: from how many tokens each row draws at most; 0 for
+        """Draw on rank 0, and send the tokens to the others. counts: the most tokens that each row draws from; 0 for
         all."""
         narrow = [place for place, count in enumerate(counts) if count]
         candidates = self._candidates(logits, narrow, [counts[place] for place in narrow]) if narrow else None
@@ -116,7 +116,7 @@ class SharedSampler:
         return results or _received(rows, drawn)
 
     def _likeliest(self, logits: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> dict[int, RowSamples]:
-        """Return by place what greedy rows draw, the same on every rank: the first of the largest logits.
+        """Return the tokens of greedy rows by place, the same on every rank: the first of the largest logits.
 
         Rows are left out, the same on every rank, where a share has logits that are not numbers.
         """
@@ -124,7 +124,7 @@ class SharedSampler:
         own = [(0.0, -math.inf)] * len(places)
         if length:
             logits = (logits if len(places) == len(logits) else logits[places])[:, :length]
-            # greedy rows are not written over
+            # logits of greedy rows are not overwritten
             sampled = self._sampler.sample(logits, wanted)
             token_ids = [each.tokens[0].token_id if each.tokens else 0 for each in sampled]
             values = logits.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))[:, 0].tolist()
@@ -176,7 +176,7 @@ class SharedSampler:
         return logits_of_all(own, self._mesh, self._share.total)
 
     def _candidates(self, logits: Tensor, places: list[int], counts: list[int]) -> _Candidates:
-        """Return what the rows at these places can be drawn from.
+        """Return the candidates from which the rows at these places can be drawn.
 
         Rows are left out, the same on every rank, where a share has more ties than fit, or is no row of numbers.
         """

@@ -1,4 +1,4 @@
-"""Divides the memory of a rank: by arithmetic before a weight is read, and by measuring the largest steps."""
+"""Divides the memory of a rank: by arithmetic before weights are read, and by measuring the largest steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Sizing:
     """Finds how many KV blocks a rank has room for."""
 
     def __init__(self, parts: RankParts, cache: CacheConfig, num_ranks: int, kept_bytes: int) -> None:
-        """num_ranks: of this machine. kept_bytes: this rank's share of the host's memory that keeps KV blocks outside
-        the cache, and has not got it yet."""
+        """num_ranks: ranks of this machine. kept_bytes: this rank's share of the host memory for KV blocks outside the
+        cache that is not allocated yet."""
         self._parts, self._cache, self._num_ranks, self._kept_bytes = parts, cache, num_ranks, kept_bytes
         keeps = (group.keeps for group in parts.opened.shape.cache_groups)
         # made-up steps have no encoder's output, and draw
@@ -35,7 +35,7 @@ class Sizing:
             and parts.model.pooling is None
             and not any(isinstance(each, Encoded) for each in keeps)
         )
-        """Whether the memory of steps is measured when the weights are loaded, and not planned."""
+        """Whether the memory of steps is measured after loading the weights, instead of planned."""
         self._sizes: ModelSizes
         """The model's sizes before it is loaded."""
 
@@ -47,9 +47,9 @@ class Sizing:
     def plan(self, *, is_dry: bool = False) -> MemoryPlan:
         """Return how the memory is divided before anything is loaded.
 
-        What is measured later counts as nothing, so that this refuses what cannot fit; with `is_dry` it is planned too,
-        and weight files are compared with the config. Raises ConfigError, with a remedy, where there is too little, and
-        CheckpointError for files that do not belong to the config.
+        Memory that is measured later counts as 0, so that only impossible settings are refused; with `is_dry` it is
+        planned too, and weight files are compared with the config. Raises ConfigError, with a remedy, if memory is too
+        small, and CheckpointError for files that do not match the config.
         """
         if is_dry and self._parts.model.load_format != "dummy":
             self._parts.check_tensors()
@@ -64,13 +64,13 @@ class Sizing:
         make_cache: Callable[[CacheLimits], CacheEngine],
         max_model_len: int,
     ) -> MemoryPlan:
-        """Execute the largest steps over small caches, which are dropped; return the plan that follows from what they
+        """Execute the largest steps over small caches, which are dropped; return the plan from the memory that they
         took. max_model_len: tokens that a sequence has at most on every rank.
 
         Raises ConfigError, with a remedy, where they do not fit, or leave too little for the real caches.
         """
         device = self._parts.device
-        device.release_idle()  # what loading took for a while
+        device.release_idle()  # temporary memory of loading
         loaded_bytes = self._memory.available - device.memory().available
         num_groups = len(plan.cache.groups)
         small = plan.limited_to([NUM_BLOCKS] * num_groups, [0] * num_groups)
@@ -91,7 +91,7 @@ class Sizing:
 
     @cached_property
     def _adapter_bytes(self) -> int:
-        """Bytes of adapters that are loaded while the engine runs."""
+        """Bytes reserved for adapters that are loaded while the engine runs."""
         parts = self._parts
         if not parts.lora.enable_lora:
             return 0

@@ -1,4 +1,4 @@
-"""Attention rows of their own for tokens that see other tokens than those before them."""
+"""Makes separate attention rows for tokens that see other tokens than those before them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> SpanRows | None:
-    """Return a row for each span that rows of a step have tokens of; None where there is none.
+    """Return a row for each span with tokens in the rows of a step; None if there is none.
 
     attention: of the step, for each cache group. A step computes all tokens that are left of a span.
     """
@@ -57,10 +57,9 @@ def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) 
 
 
 def rows_without_unseen(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> list[AttentionMetadata]:
-    """Return the metadata of a step in which tokens at the end of some prompts are seen by no token, of whole prompts.
-
-    attention: of the step, for each cache group. Each such token is a row of its own, which sees those before all of
-    them; where a layer has a window, as if it stood right behind them.
+    """Return the metadata of a step of whole prompts, some of which end with tokens that no other token sees.
+    attention: of the step, for each cache group. Each of these tokens is a row of its own, which sees the tokens before
+    all of them; for a layer with a window, as if it came right after those.
     """
     counts, ends, places = [], [], []
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Guesses several tokens behind each sequence from one state of the model, with a head that keeps nothing."""
+"""Guesses several next tokens of each sequence from one state of the model, with a head without state of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StateDrafter(Drafter):
         return hidden[torch.tensor(places, device=hidden.device)]
 
     def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:
-        """Return what the head makes of the states before a guess and the tokens there, [spans, width]."""
+        """Return the head's features from the states before a guess and the tokens there, [spans, width]."""
         self.num_passes += 1
         features: Tensor = self._head.features(count, hidden, self._last_tokens(spans, count, hidden.device))
         return features
@@ -69,7 +69,7 @@ class StateDrafter(Drafter):
 class AssistantDrafter(StateDrafter):
     """A drafter with an assistant of Gemma 4, whose builder is over the model's caches.
 
-    All guesses are made at the position of the last known token, and see what the model keeps of those before it.
+    All guesses are made at the position of the last known token, and read the model's KV of the tokens before it.
     """
 
     def _features(self, count: int, spans: Sequence[Span], hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measures the parts of a step on the device. Nothing here runs unless step times are asked for."""
+"""Measures the parts of a step on the device. Used only while step times are requested."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepWatch:
 
 
 class TimedModel:
-    """A model whose calls are parts of their own. What follows them in a step counts as sampling."""
+    """A model whose calls are timed as parts of their own. Time after them in a step counts as sampling."""
 
     def __init__(self, model: LanguageModel, watch: StepWatch) -> None:
         self.model = model

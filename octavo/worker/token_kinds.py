@@ -1,4 +1,4 @@
-"""Which tokens of a step stand for images, for models with experts of their own for these."""
+"""Finds the tokens of a step that stand for images, for models with separate experts for these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def token_kinds(rows: Sequence[BatchRow], device: torch.device) -> TokenKinds | None:
-    """Return the tokens of images, with the one before and the one behind each; None where a step has none."""
+    """Return the tokens of images, including the token before and the one after each image; None if a step has none."""
     is_seen = np.zeros(sum(row.scheduled.num_tokens for row in rows), dtype=np.bool_)
     first = 0
     for row in rows:

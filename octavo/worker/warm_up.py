@@ -25,13 +25,13 @@ _TOP: Final = 20
 _DESCRIBED_TOKENS: Final = 1024
 """Tokens of a prompt with log-probabilities: with a large vocabulary, more logits than are computed at once."""
 _LEAST_OTHER: Final = 8
-"""Least rows of a decode step for which three quarters of them are captured too."""
+"""Least rows of a decode step from which on steps of three quarters of its rows are captured, too."""
 
 _ASKED: Final[dict[str, Any]] = {"temperature": 0.8, "top_p": 0.95, "seed": 0}
 _DESCRIBED: Final = SamplingParams(**_ASKED, top_k=200, repetition_penalty=1.1, logprobs=_TOP, prompt_logprobs=_TOP)
 """Parameters that need every stage of sampling."""
 _PLAIN: Final = SamplingParams(**_ASKED)
-"""Parameters with which devices that can do it launch a whole decode step at once."""
+"""Parameters with which capable devices launch a whole decode step at once."""
 _SEVERAL: Final = SamplingParams(**_ASKED, n=2)
 """Parameters with which every device waits for the host."""
 
@@ -44,9 +44,10 @@ def _row(length: int, num_tokens: int = 1, *, num_samples: int = 1, **others: An
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Executes the largest steps over the caches of a runner, whatever their size. What these hold is lost.
+    """Executes the largest steps over the caches of a runner, of any size. Their content is lost.
 
-    plan: with these caches. max_model_len: tokens of a sequence. num_drafts: most guesses that a row verifies. The
+    plan: the memory plan with these caches. max_model_len: most tokens of a sequence. num_drafts: most guesses that a
+    row verifies. The
     steps follow from the sizes alone: ranks of a model make the same ones.
     """
 
@@ -57,7 +58,8 @@ class WarmUp:
     num_drafts: int = 0
 
     def measure(self, taken: Callable[[], MemoryUse]) -> int:
-        """Execute steps of every kind, and return the bytes of one more graph. taken: tells what is taken."""
+        """Execute steps of every kind, and return the bytes of one more graph. taken: returns the bytes taken so
+        far."""
         self._run(self._prompt_rows(), _DESCRIBED)
         self._draw_otherwise()
         self._verify()
@@ -89,7 +91,8 @@ class WarmUp:
         return [_row(length, length) for length in (each + (row < more) for row in range(num_rows))]
 
     def _draw_otherwise(self) -> None:
-        """Draw and describe in ways that need no prompts: as beams, several samples, and tokens of prompts do."""
+        """Execute the other ways of drawing and listing tokens: beams, several samples, and log-probabilities of
+        prompts."""
         self._run([_row(1)] * self._num_rows, _PLAIN)
         self._run([_row(1, num_samples=2)] * self._num_rows, _SEVERAL)
         self._run([_row(1, num_samples=0, num_candidates=_TOP)] * self._num_rows, _PLAIN)
@@ -97,7 +100,7 @@ class WarmUp:
         self._run([_row(length, length, num_prompt_logprobs=length - 1)], _DESCRIBED)
 
     def _verify(self) -> None:
-        """Verify guesses, and make some where the worker does, twice: then what makes them is captured."""
+        """Verify guesses, and make some if the worker has a drafter; twice, so that the drafter is captured."""
         num_drafts = min(self.num_drafts, self.max_model_len - 1, self.scheduler.max_num_batched_tokens - 1)
         num_proposals = 0 if self.runner.parts.drafter is None else num_drafts
         row = _row(1 + num_drafts, 1 + num_drafts, drafts=(0,) * num_drafts, num_proposals=num_proposals)
@@ -107,8 +110,7 @@ class WarmUp:
                 self._run([row] * num_rows, _DESCRIBED)
 
     def _decode(self, params: SamplingParams, num_rows: int, longest: int) -> None:
-        """Execute a decode step twice, of rows of which one is long: it is captured when it comes for the second
-        time."""
+        """Execute a decode step with one long row twice: the second time it is captured."""
         for _ in range(2):
             self._run([_row(longest), *[_row(1)] * (num_rows - 1)], params)
 

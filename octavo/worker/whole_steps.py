@@ -23,7 +23,7 @@ from octavo.worker.shared_sampler import logits_of_all
 
 
 class WholeSteps:
-    """Launches whole decode steps. Only a few numbers of a row change from one such step to the next."""
+    """Launches whole decode steps. Only a few numbers of a row change from one of these steps to the next."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WholeSteps:
             tokens.view(-1).index_copy_(0, asked[:, -1].long(), token_ids.int())
             return told
 
-        # a store that has grown is another one, though it may begin where a smaller one did
+        # a grown store is a new tensor, even if it begins at the same address
         told = model.draw(batch, plan.asked, (plan.kind, tokens.shape), draw)
         if told is None:  # other ranks may have a graph for this step, and exchange as many logits in it
             told = draw(model.compute_logits(model(batch)), torch.from_numpy(plan.asked).to(tokens.device))
@@ -74,7 +74,7 @@ class WholeSteps:
             state.num_tokens += 1
         del lines[len(rows) :], positions[len(rows) :]
         read = self._sampler.read(told[: len(rows)], states, positions)
-        self._mesh.watch()  # a graph has launched the gather, of which its group knows nothing
+        self._mesh.watch()  # the graph has launched the gather without a call of the group
         return lambda: self._results(rows, states, lines, positions, read())
 
     def _results(

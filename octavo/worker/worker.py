@@ -55,9 +55,8 @@ _SHUT_DOWN = "the executor is shut down"
 
 
 class Worker:
-    """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
-
-    In this order: `prepare`, `load`, `allocate` with what all ranks have room for, then steps. One thread at a time.
+    """One rank, and the `Executor` of a model with a single rank: a step runs when it is submitted. Order of calls:
+    `prepare`, `load`, `allocate` with the blocks that fit on all ranks, then steps. One thread at a time.
     """
 
     sends_tokens = False
@@ -75,7 +74,8 @@ class Worker:
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
-        ahead: what was begun before. rendezvous: where `open_mesh` opens the groups of ranks; None to reach no other.
+        ahead: work that was started before. rendezvous: where `open_mesh` opens the groups of ranks; None: no other
+        ranks.
         notify: sends notes of a KV connector, from any thread. meet: as in `open_groups`.
         """
         self._config, self._ahead = config, ahead or Ahead()
@@ -113,17 +113,16 @@ class Worker:
         self._swap_space: SwapSpace | None = None
         self._loaded: LoadedRank
         self._runner: ModelRunner
-        """It has the KV caches. Neither it nor the loaded models are there before `load` and `allocate`, and in a
-        sleep."""
+        """It has the KV caches. Before `load` and `allocate`, and during a sleep, neither it nor the loaded models
+        exist."""
         self._watch: StepWatch | None = None
         name = f"{config.replicas.name.replace(' ', '')}-rank{rank}"
         self.profile = Profiling(profiler_config(config.observability.profiler_config), name).switch
         self._failure: str | None = None
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run the step; the future is done, with the result or with what was raised.
-
-        After an error the sequences are in no known state: every later step and call raises EngineDeadError."""
+        """Run the step; the returned future is done, with the result or the exception. After an error the state of
+        sequences is undefined: every later step and call raises EngineDeadError."""
         future: Future[ModelRunnerOutput] = Future()
         try:
             self._check()
@@ -190,7 +189,7 @@ class Worker:
         return BlockIO(caches, self._groups, heads, layers, self._device.behind_steps)
 
     def explain_disk(self) -> str | None:
-        """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
+        """After `prepare`, return the prefix length from which on kv_disk is read, and why; None without kv_disk."""
         if (folder := self._config.transfer.kv_disk) is None:
             return None
         from octavo.worker.transfer.file_tier import explain_folder
@@ -202,7 +201,8 @@ class Worker:
         return explain_folder(Path(folder), blocks, self.identity(), limits)
 
     def identity(self) -> dict[str, str]:
-        """Return what decides the bits of results and KV blocks, besides the tokens. Raises CheckpointError."""
+        """Return the values that the bits of results and KV blocks depend on, besides the tokens. Raises
+        CheckpointError."""
         config, model = self._config, self._config.model
         is_summed = self._mesh.tensor.size > 1 and self._mesh.reduce == "sum"
         return {
@@ -239,17 +239,17 @@ class Worker:
 
     def prepare(self, *, is_dry: bool = False) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little.
-
-        is_dry: nothing will be loaded, so that what is measured at start is planned instead."""
+        is_dry: nothing will be loaded, so memory that a start measures is planned instead."""
         self.plan = self._sizing.plan(is_dry=is_dry)
         return self.plan
 
     def load(self, max_model_len: int, num_host_blocks: list[int]) -> MemoryPlan:
-        """Load the weights, after `prepare`, and return the plan, by what steps take where the device measures that.
+        """Load the weights, after `prepare`, and return the memory plan, with measured steps if the device measures
+        them.
 
-        max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: of the swap space, for each
-        cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made, and for
-        too little memory.
+        max_model_len: tokens that a sequence has at most on every rank. num_host_blocks: blocks of the swap space, for
+        each cache group. Raises CheckpointError, or ConfigError for a folder of packed weights that cannot be made, and
+        for too little memory.
         """
         self._max_model_len = max_model_len
         if self._device.launches_beside_host:  # it takes seconds, and runs while the weights load
@@ -268,14 +268,14 @@ class Worker:
             self._loaded = self._parts.load(ahead, self.plan.max_model_len)
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
-        """Allocate the KV caches, and room to swap, with so many blocks for each cache group, after `load`. Raises
-        ConfigError where swap space cannot be pinned, or the largest steps do not fit."""
+        """Allocate the KV caches and the swap space, after `load`, with these numbers of blocks for each cache group.
+        Raises ConfigError if swap space cannot be pinned, or the largest steps do not fit."""
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         self._make_runner()
         self.wake_up()
 
     def encode_media(self, examples: list[Any]) -> None:
-        """Encode inputs (`MediaInput` as objects) that no prompt has. Raises as `PromptEncodings.check` does."""
+        """Encode inputs (`MediaInput` as objects) to check the encoder. Raises like `PromptEncodings.check`."""
         if (encodings := self._runner.parts.encodings) is not None:
             for each in msgspec.convert(examples, list[MediaInput]):
                 encodings.check(each)
@@ -310,16 +310,16 @@ class Worker:
         ]
 
     def release_memory(self, empty_blocks: list[list[int]]) -> None:
-        """Give back the memory of these KV blocks, for each cache group, and of activations. The next step fetches what
-        it needs. What was measured on a device stays: others might have it by then."""
+        """Give back the memory of these KV blocks, for each cache group, and of activations. The next step allocates
+        what it needs. Memory that a device has measured stays: another process could take it meanwhile."""
         self._runner.cache.release(empty_blocks)
         if not self._is_measured:
             self._device.release_idle()
         trim_heap()
 
     def open_weights(self, path: str | None) -> None:
-        """Open the weights that `load_again` loads: those of another checkpoint of the same model, or with None those
-        of the start."""
+        """Open the weights for `load_again`: those of another checkpoint of the same model, or with None those of the
+        start."""
         config = self._config if path is None else self._config.with_weights(path)
         self._parts_to_load = self._parts.reopened(config)
 
@@ -332,23 +332,24 @@ class Worker:
         trim_heap()
 
     def load_again(self) -> None:
-        """Load the weights that were opened last, after `sleep`. `wake_up` follows, or where any rank fails `sleep`."""
+        """Load the weights that were opened last, after `sleep`. `wake_up` must follow, or `sleep` if any rank
+        fails."""
         self._parts, self._parts_to_load = self._parts_to_load, self._parts  # to which that `sleep` returns
         self._load_weights(Ahead())
         self._make_runner()
 
     def wake_up(self) -> None:
-        """Be ready for steps, after `load_again` on all ranks. Raises ConfigError where swap space cannot be pinned."""
+        """Prepare for steps, after `load_again` on all ranks. Raises ConfigError if swap space cannot be pinned."""
         self._parts_to_load = self._parts
         if self._is_measured:
             WarmUp(self._runner, self._config.scheduler, self.plan, self._max_model_len).repeat()
         self._runner.cache.wait_for_swap_space()
 
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
-        """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.
+        """Prepare to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to send blocks.
 
-        host: an address of the first machine, or a directory for a Unix socket. secret, epoch: in hexadecimal digits;
-        what both ends must know, and what names this start of the engine. Returns where the blocks are given away; a
+        host: an address of the first machine, or a directory for a Unix socket. secret, epoch: hexadecimal digits; the
+        secret of both ends, and the id of this start of the engine. Returns the addresses that blocks are sent from; a
         rank on another machine chooses its address towards the first one. Raises ConfigError.
         """
         from octavo.core.listening import own_address
@@ -359,7 +360,7 @@ class Worker:
         return self._transfer.open(host, bytes.fromhex(secret), bytes.fromhex(epoch))
 
     def time_steps(self, is_on: bool) -> None:
-        """Report the times of a step's parts with its results from now on, or no longer."""
+        """Switch the report of the times of a step's parts, with its results, on or off."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -370,11 +371,11 @@ class Worker:
             self._runner.model = TimedModel(self._runner.model, self._watch)
 
     def poison(self, reason: str) -> None:
-        """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
+        """Make calls that wait for other ranks raise EngineDeadError with this reason; from any thread."""
         self._mesh.poison(reason)
 
     def _drop_models(self) -> None:
-        """Drop what is loaded, once what is launched has ended: other ranks would wait for its calls."""
+        """Drop the loaded models after launched work has ended: other ranks would wait for its calls."""
         runner, loaded = (vars(self).pop(name, None) for name in ("_runner", "_loaded"))
         if isinstance(runner, LaunchingRunner):
             runner.finish(SHUTDOWN_TIMEOUT_S)

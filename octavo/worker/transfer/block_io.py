@@ -23,7 +23,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 
 BehindSteps = Callable[[Callable[[], Tensor]], Tensor]
-"""Does work behind the steps that were launched before, and returns its result when it is done, in any thread."""
+"""Runs work after the steps launched before, and returns its result when it is done; from any thread."""
 
 
 class Place(NamedTuple):
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def held_heads(keeps: Kept, mesh: Mesh) -> range:
-    """Return which heads a rank has of what a layer of the whole model keeps.
+    """Return the heads that a rank has of a layer's cache in the whole model.
 
     Latents are one head, which all ranks have, and so are spaced vectors. A state is one head for each rank, and so are
     keys that are chosen: only ranks with the same share of the layer have the same one.
@@ -54,7 +54,7 @@ class BlockIO:
 
     In a block of any attention backend the heads follow each other, each with as many bytes: in the caches of the
     compiled kernels in one plane, in those of the reference one plane of keys and one of values. So some heads of some
-    blocks are one tensor, uint8 [planes, blocks, heads, bytes of a head], which depends on no number of ranks.
+    blocks are one tensor, uint8 [planes, blocks, heads, bytes of a head], independent of the number of ranks.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class BlockIO:
         layers: range,
         behind_steps: BehindSteps = lambda work: work(),
     ) -> None:
-        """caches: blocks in dimension 1; of each layer one in each cache group that has it. groups: with layers counted
-        from the first one here. heads: those in the caches of each group. layers: those of this rank. behind_steps:
-        does work that reads or writes caches.
+        """caches: blocks in dimension 1; of each layer one in each cache group that has it. groups: layers in them
+        count from the first of this rank. heads: heads in the caches of each group. layers: the layers of this rank.
+        behind_steps: runs work that reads or writes caches.
         """
         self._behind_steps = behind_steps
         self.layers = layers
@@ -93,14 +93,14 @@ class BlockIO:
 
     def read(self, place: Place, block_ids: Sequence[int], heads: range) -> Tensor:
         """Return a copy on the host of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
-        # block by block: of a view in which blocks are apart, index_select copies all blocks first
+        # block by block: index_select would first copy all blocks of a view that is not contiguous
         blocks = self._cut(place, heads)
         return self._behind_steps(
             lambda: torch.stack([blocks.select(1, block) for block in block_ids], 1).view(torch.uint8).cpu()
         )
 
     def write(self, place: Place, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
-        """Write what `read` has returned, here or on another rank, into these blocks, which differ from each other."""
+        """Write the result of `read`, of this or another rank, into these blocks, which must be distinct."""
         view = self._views[place]
         assert content.shape == self.shape(place, len(block_ids), heads), "content has another shape than its blocks"
         blocks = self._cut(place, heads)
@@ -116,6 +116,6 @@ class BlockIO:
 
 
 def _widest(num_bytes: int) -> torch.dtype:
-    """Return the largest type whose elements fill so many bytes: indexing takes its time by elements."""
+    """Return the largest type whose size divides this number of bytes: the time of indexing grows with the elements."""
     types = torch.int64, torch.int32, torch.int16, torch.uint8
     return next(each for each in types if num_bytes % each.itemsize == 0)

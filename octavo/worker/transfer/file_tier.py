@@ -27,8 +27,8 @@ class FileTiers:
     """
 
     def __init__(self, config: TransferConfig, blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> None:
-        """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used and for a
-        size below that of a block."""
+        """identity: the values that the bits of a block depend on. Raises ConfigError for a folder that cannot be used
+        and for a size below that of a block."""
         self._blocks = blocks
         self._places = [[place for place in blocks.places if place.group == g] for g in range(blocks.num_groups)]
         self._ends = [list(accumulate(map(self._num_bytes, each), initial=0)) for each in self._places]
@@ -48,7 +48,7 @@ class FileTiers:
         self._stores = {each.tier: open_store(each) for each in self.folders}
 
     def load(self, command: LoadBlocks) -> int:
-        """Write all of the blocks and return their bytes. Raises LookupError where one is not there, or not whole."""
+        """Write all of the blocks and return their bytes. Raises LookupError if a file is missing or invalid."""
         store, num_bytes = self._stores[command.tier], 0
         contents = [torch.empty(ends[-1], dtype=torch.uint8) for ends in self._ends]
         for place, digest in enumerate(command.digests):
@@ -58,7 +58,7 @@ class FileTiers:
                         raise LookupError(f"block {place} of {len(command.digests)} is not in the tier {command.tier}")
                     self._write(group, block, content)
                     num_bytes += content.nbytes
-        for digest in reversed(command.digests):  # of a prefix the end is removed first
+        for digest in reversed(command.digests):  # so that the end of a prefix is removed first
             for group in range(len(contents)):
                 store.touch(digest, group)
         return num_bytes
@@ -69,7 +69,7 @@ class FileTiers:
             self._blocks.write(place, [block], heads, content[start:end].view(self._blocks.shape(place, 1, heads)))
 
     def save(self, command: SaveBlocks) -> None:
-        """Store the blocks that are not there yet."""
+        """Store the blocks that have no file yet."""
         stores = [self._stores[tier] for tier in command.tiers]
         for place, digest in enumerate(command.digests):
             for group, places in enumerate(self._places):
@@ -82,14 +82,14 @@ class FileTiers:
                         store.write(digest, group, [_bytes(part) for part in parts])
 
     def drop(self, digests: list[bytes]) -> None:
-        """Remove the files of blocks whose content has proved wrong."""
+        """Remove the files of blocks whose content was found to be wrong."""
         for store in self._stores.values():
             for digest in digests:
                 for group in range(len(self._places)):
                     store.remove(digest, group)
 
     def close(self) -> None:
-        """Close the files. Blocks in shared memory go with the last engine of the server."""
+        """Close the files. Blocks in shared memory are removed with the last engine of the server."""
         for store in self._stores.values():
             store.close()
         if self._host is not None:
@@ -111,7 +111,7 @@ def key_of(blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> byt
 
 
 def explain_folder(folder: Path, blocks: BlockIO, identity: Mapping[str, str], limits: CacheLimits) -> str:
-    """Return from which length on a prefix is fetched from a folder of kv_disk, and why."""
+    """Return a text with the length from which on prefixes are fetched from a folder of kv_disk, and the reason."""
     measured = MeasuredRates.read(folder / key_of(blocks, identity, limits.block_size).hex()[:32])
     return measured.render(limits.block_size, sum(group.block_bytes for group in limits.groups))
 

@@ -1,6 +1,6 @@
-"""What the ranks of two engines send each other: a subscription one way, pieces with some blocks of a layer the other.
-
-A connection serves one fetch, and ends with it. Every message is the header of a `Pipe`, and a piece has a tensor.
+"""Messages between the ranks of two engines: a subscription one way, pieces with some blocks of a layer the other way.
+A connection serves one fetch, and is closed after it. Every message is the header of a `Pipe`, and a piece has a
+tensor.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
 class Piece(msgspec.Struct, frozen=True, tag="piece"):
     """The content of these blocks of a transfer, in one layer and cache group.
 
-    epoch: that of the engine that has computed them. checksum: CRC-32 of the content, begun with
-    that of this message's encoding without checksum.
+    epoch: the epoch of the engine that has computed them. checksum: CRC-32 of the content, continued from the CRC-32 of
+    this message encoded without checksum.
     """
 
     transfer: bytes
@@ -65,7 +65,7 @@ class BlocksGone(msgspec.Struct, frozen=True, tag="gone"):
 
 
 def bounds(numbers: range) -> Range:
-    """Return a range as it is sent."""
+    """Return a range in the form of a message."""
     return numbers.start, numbers.stop
 
 
@@ -88,7 +88,7 @@ def blocks_per_piece(blocks: BlockIO, place: Place, heads: range) -> int:
 
 
 class PeerPart(NamedTuple):
-    """What one rank of another engine has of what this rank needs. heads: in each cache group, empty for none."""
+    """The part of this rank's need that one rank of another engine has. heads: in each cache group, empty for none."""
 
     peer: PeerRank
     layers: range
@@ -96,10 +96,8 @@ class PeerPart(NamedTuple):
 
 
 def divide(peers: list[PeerRank], own: BlockIO) -> list[PeerPart]:
-    """Divide the layers and heads of this rank over the ranks of another engine. Of ranks that have the same, one is
-    used.
-
-    Raises PipeError when they do not have all.
+    """Divide the layers and heads of this rank over the ranks of another engine. Of ranks with the same part, one is
+    used. Raises PipeError if parts are missing.
     """
     parts = [
         PeerPart(peer, overlap(own.layers, peer.layers), []) for peer in peers if len(peer.heads) == own.num_groups
@@ -122,5 +120,5 @@ def divide(peers: list[PeerRank], own: BlockIO) -> list[PeerPart]:
 
 
 def overlap(one: range, other: Range) -> range:
-    """Return what two ranges have in common."""
+    """Return the intersection of two ranges."""
     return range(max(one.start, other[0]), min(one.stop, other[1]))

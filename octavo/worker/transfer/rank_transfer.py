@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class RankTransfer:
     """The rank's half of a connector. Steps call it in one thread; blocks move in others.
 
-    What goes wrong with a transfer ends that transfer with an error in its note, and never a step.
+    A failure ends its transfer with an error in the note, and never a step.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class RankTransfer:
         """Guards the attributes below."""
         self._fetches: set[RankFetch] = set()
         self._ending: set[bytes] = set()
-        """Transfers that end with their fetches."""
+        """Transfers to forget once their fetches have ended."""
 
     def open(self, host: str, secret: bytes, epoch: bytes) -> PeerRank | None:
-        """Be ready to fetch from ranks that know the secret, and, unless `host` is empty, to give blocks away there.
+        """Prepare to fetch from ranks that know the secret, and, unless `host` is empty, to send blocks from there.
 
-        host: an address, or a directory for a Unix socket. Returns what ranks of other engines must know.
-        Raises ConfigError for an address that cannot be used.
+        host: an address, or a directory for a Unix socket. Returns the address and share of this rank, for other
+        engines. Raises ConfigError for an address that cannot be used.
         """
         self._secret = secret
         if not host:
@@ -87,7 +87,7 @@ class RankTransfer:
 
     @contextmanager
     def step(self, payload: bytes) -> Iterator[None]:
-        """Enclose the computing of the step that carries these `RankCommands`."""
+        """Carry out these `RankCommands` around the step, which is computed within the `with`."""
         commands = msgspec.msgpack.decode(payload, type=RankCommands)
         for transfer in commands.ends:
             self._end(transfer)
@@ -103,7 +103,7 @@ class RankTransfer:
             self._saving.submit(self._save, save)
 
     def close(self) -> None:
-        """End all threads and connections. What waits to be saved, which is little, is saved before."""
+        """End all threads and connections, after the few waiting blocks are saved."""
         if self._sender is not None:
             self._sender.close()
         with self._lock:
@@ -163,7 +163,7 @@ class RankTransfer:
         self._send(RankNotes(fetched=[fetched], ended=[transfer] if has_ended else []))
 
     def _end(self, transfer: bytes) -> None:
-        """Forget a transfer. The note follows when no thread reads or writes its blocks."""
+        """Forget a transfer. The note is sent once no thread reads or writes its blocks."""
         with self._lock:
             fetches = [fetch for fetch in self._fetches if fetch.command.transfer == transfer]
             if fetches:
@@ -179,7 +179,7 @@ class RankTransfer:
 
     @cached_property
     def tiers(self) -> FileTiers:
-        """Where blocks are kept outside the cache, opened when this is first read. Raises ConfigError."""
+        """The tiers outside the cache, opened on first use. Raises ConfigError."""
         return self._open_tiers()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Fetches blocks from ranks of other engines and writes what is verified."""
+"""Fetches blocks from ranks of other engines and writes verified pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.worker.transfer.block_io import BlockIO, Place
 from octavo.worker.transfer.pieces import BlocksGone, PeerPart, Piece, Subscribe, bounds, decode, divide
 
 _DEADLINE_S: Final = 10.0
-"""How long connecting may take, and each message that has begun."""
+"""Seconds that connecting may take, and each message once it has begun."""
 
 
 def connect_to(peer: PeerRank, secret: bytes) -> Pipe:
@@ -30,13 +30,13 @@ def connect_to(peer: PeerRank, secret: bytes) -> Pipe:
 class RankFetch:
     """Receives the blocks of one command, in a thread for each rank of the other engine that has some of them.
 
-    A piece is written only when it is one that is missing and its content is what the other rank has read.
+    A piece is written only if it is missing and its content has the checksum of the other rank.
     """
 
     def __init__(
         self, command: FetchBlocks, blocks: BlockIO, secret: bytes, on_end: Callable[[RankFetch, Fetched], None]
     ) -> None:
-        """on_end: called when no thread writes any more; from a thread of the fetch."""
+        """on_end: called from a thread of the fetch when no thread writes any more."""
         self.command = command
         self._blocks = blocks
         self._secret = secret
@@ -45,7 +45,7 @@ class RankFetch:
             {number: block for number, block in enumerate(block_ids, start=command.first) if block}
             for block_ids in command.block_ids
         ]
-        """By cache group: where each block of the transfer is written."""
+        """For each cache group: the destination of each block of the transfer."""
         self._lock = threading.Lock()
         self._pipes: list[Pipe] = []
         self._error = ""
@@ -77,7 +77,7 @@ class RankFetch:
         self._on_end(self, fetched)
 
     def _receive(self, part: PeerPart) -> None:
-        """Receive what one rank has. Whatever is raised ends the fetch."""
+        """Receive the part of one rank. Any exception ends the fetch."""
         peer, layers, heads = part
         places = (place for place in self._blocks.places if place.layer in layers and heads[place.group])
         missing = {place: dict(self._targets[place.group]) for place in places if self._targets[place.group]}

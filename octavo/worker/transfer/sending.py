@@ -1,4 +1,4 @@
-"""Gives blocks of this rank to ranks of other engines, layer by layer while a step computes them."""
+"""Sends blocks of this rank to ranks of other engines, layer by layer while a step computes them."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from octavo.worker.transfer.pieces import (
 _log = logging.getLogger(__name__)
 
 _NUM_REMEMBERED: Final = 1024
-"""Transfers of which is known that they have ended; subscriptions of others wait until their connection ends."""
+"""Ended transfers that are remembered; subscriptions of unknown transfers wait until their connection ends."""
 
 
 @dataclass(eq=False)
 class _Offer:
-    """Blocks of a transfer. Their layers below `end_layer` are there."""
+    """Blocks of a transfer. Their layers below `end_layer` can be sent."""
 
     blocks: SendBlocks
     end_layer: int
 
 
 class Sender:
-    """Waits for subscriptions at a listener. A step notes what is there; it never waits for a connection.
+    """Waits for subscriptions at a listener. A step notes available blocks; it never waits for a connection.
 
     Each connection has two threads: one sends, the other one notices the end of the connection.
     """
 
     def __init__(self, blocks: BlockIO, epoch: bytes, listener: Listener, on_ended: Callable[[bytes], None]) -> None:
-        """on_ended: called with a transfer that has ended, when none of its blocks is being read; from any thread."""
+        """on_ended: called from any thread with an ended transfer, once none of its blocks is being read."""
         self._blocks = blocks
         self._epoch = epoch
         self._listener = listener
         self._on_ended = on_ended
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._offers: dict[bytes, list[_Offer]] = {}
         self._num_readers = Counter[bytes]()
         self._ended: deque[bytes] = deque(maxlen=_NUM_REMEMBERED)
@@ -64,7 +64,7 @@ class Sender:
         self._acceptor.start()
 
     def offer(self, blocks: SendBlocks) -> None:
-        """Note blocks that are there, or, when they are fresh, that come with the layers of this step."""
+        """Note blocks that can be sent now or, if they are fresh, layer by layer during this step."""
         layers = self._blocks.layers
         offer = _Offer(blocks, layers.start if blocks.is_fresh else layers.stop)
         with self._changed:
@@ -89,7 +89,7 @@ class Sender:
             self._changed.notify_all()
 
     def end(self, transfer: bytes) -> None:
-        """Send no more of a transfer."""
+        """Stop sending a transfer."""
         with self._changed:
             self._offers.pop(transfer, None)
             self._ended.append(transfer)
@@ -127,7 +127,7 @@ class Sender:
         """Send what the connection subscribes to until it ends."""
         sending = None
         try:
-            with suppress(PipeClosed):  # the other rank has what it needs, or has ended
+            with suppress(PipeClosed):  # the other rank has all that it needs, or has ended
                 subscribe = self._checked(decode(pipe.recv_tensor()[1]))
                 sending = threading.Thread(
                     target=self._send, args=(pipe, subscribe), name="octavo-kv-send", daemon=True
@@ -146,7 +146,7 @@ class Sender:
                 sending.join()
 
     def _checked(self, message: Message) -> Subscribe:
-        """Return a subscription for what this rank has. Raises PipeError."""
+        """Return a subscription whose layers and heads this rank has. Raises PipeError."""
         own = self._blocks
         if not isinstance(message, Subscribe):
             raise PipeError("the first message is no subscription")
@@ -194,7 +194,7 @@ class Sender:
 
     @contextmanager
     def _reading(self, pipe: Pipe, offer: _Offer, layer: int) -> Iterator[None]:
-        """Wait until a layer of an offer is there, and enclose its reading. Raises PipeError."""
+        """Wait until a layer of an offer can be sent, and mark it as being read within the `with`. Raises PipeError."""
         transfer = offer.blocks.transfer
         with self._changed:
             self._wait(pipe, transfer, lambda: offer.end_layer > layer)
@@ -224,7 +224,7 @@ class Sender:
 
 
 def _found(offered: SendBlocks, group: int, numbers: Iterable[int]) -> dict[int, int]:
-    """Return the blocks that are offered of these numbers. Raises PipeError for one that is not held."""
+    """Return the offered blocks with these numbers. Raises PipeError for one that is not held."""
     block_ids = offered.block_ids[group]
     found = {
         number: block_ids[number - offered.first]
