@@ -143,7 +143,7 @@ class AdapterReader:
         dtype: torch.dtype,
         max_rank: int,
     ) -> None:
-        """dtype: to which values are rounded."""
+        """dtype: the type that values are rounded to."""
         self._model, self._experts = model, ExpertTensors(experts)
         self._targets = {source: each for each in targets for source in each.sources}
         self._dtype, self._max_rank = dtype, max_rank
@@ -198,7 +198,7 @@ class AdapterReader:
     def _modules(
         self, file: Path, config: AdapterConfig, pairs: Mapping[str, dict[str, Tensor]]
     ) -> dict[str, tuple[str, Tensor, Tensor]]:
-        """Return (name of the stored weight, A, B) of the modules of this rank. Raises CheckpointError."""
+        """Return (name of the stored weight, A, B) for each module of this rank. Raises CheckpointError."""
         modules: dict[str, tuple[str, Tensor, Tensor]] = {}
         for module, pair in pairs.items():
             if config.targets is not None and not any(is_end_of(each, module) for each in config.targets):
@@ -250,7 +250,7 @@ class AdapterReader:
         return Factors(made[0].contiguous(), made[1], config.scale_of(module))
 
     def _checked(self, file: Path, module: str, rank: int, pair: tuple[Tensor, Tensor]) -> list[str]:
-        """Return what errors call A and B of a module. Raises CheckpointError for a rank or a type."""
+        """Return the names of A and B of a module for error messages. Raises CheckpointError for a rank or a type."""
         names = [f"{file}: base_model.model.{module}.lora_{each}.weight" for each in "AB"]
         if rank > self._max_rank:
             raise CheckpointError(f"{names[0]} has rank {rank}, max_lora_rank is {self._max_rank}; raise it")

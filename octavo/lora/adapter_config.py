@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: what of it changes the result, and what is refused."""
+"""adapter_config.json of PEFT: the fields that change the result, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ABSENT: Final = (
     "arrow_config",
     "kasa_config",
 )
-"""Options that compute something else, which have to be absent or off."""
+"""Options that change the computation and are not supported: they have to be absent or off."""
 
 _INITS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base model as it is."""
@@ -107,7 +107,7 @@ class AdapterConfig:
         return next((rank for key, rank in self.ranks.items() if _matches(key, module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return what B · A of a module is multiplied with."""
+        """Return the factor of B · A of a module."""
         rank = self.rank_of(module)
         alpha = next((alpha for key, alpha in self.alphas.items() if _matches(key, module)), self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)

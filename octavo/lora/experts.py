@@ -26,7 +26,7 @@ from octavo.ops.prepare_linear import PreparedLinear
 from octavo.ops.registry import Ops
 
 _BASE: Final = ".base_layer"
-"""Behind the name of a module of which several parameters are changed, once for each but one."""
+"""PEFT appends it to the name of a module once for each changed parameter after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def slots_of(target: ExpertTarget, ops: Ops) -> dict[str, SlotLinear]:
 
 
 class AdaptedStack(PreparedStack):
-    """The products of experts, of which rows with an adapter are made once more, with what it adds."""
+    """The products of experts; those of rows with an adapter are computed once more, with its addends."""
 
     def __init__(
         self, base: PreparedStack, linears: Sequence[PreparedLinear], slots: Sequence[SlotLinear], step: StepSlots

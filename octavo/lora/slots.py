@@ -30,7 +30,7 @@ from octavo.ops.registry import Ops
 
 
 class AdaptedLinear(PreparedLinear):
-    """A product, to which rows add what their adapters have for it."""
+    """A product; the addend of a row's adapter is added to its result."""
 
     def __init__(self, base: PreparedLinear, slots: SlotLinear, step: StepSlots) -> None:
         super().__init__(base.shape, {})
@@ -51,8 +51,8 @@ class AdaptedLinear(PreparedLinear):
 
 
 class AdaptedModel:
-    """A `DrawingModel` whose steps with adapters are run, and recorded, apart from all others, which cost what they
-    did."""
+    """A `DrawingModel` whose steps with adapters are run and recorded apart, so that steps without adapters cost no
+    more."""
 
     def __init__(self, model: LanguageModel, recorded: Callable[[], LanguageModel], step: StepSlots) -> None:
         """recorded: returns `model` with nothing recorded yet."""
@@ -61,7 +61,7 @@ class AdaptedModel:
         self.compute_logits = model.compute_logits
 
     def __call__(self, batch: ModelInput) -> Any:
-        """Return what the model does."""
+        """Return what the model returns."""
         if batch.adapter_of_token is not None and (batch.encoded or batch.seeing is not None):
             batch = replace(batch, with_adapters=self._step.with_adapters)
         with self._slots_of(batch):
@@ -149,11 +149,11 @@ class AdapterSlots:
             raise CheckpointError(f"{folder}: cannot be read ({error})") from error
 
     def drop_adapter(self, digest: str) -> None:
-        """Forget an adapter that no slot in use has."""
+        """Forget an adapter that is in no used slot."""
         self._adapters.pop(digest, None)
 
     def load_adapter(self, slot: int, digest: str) -> None:
-        """Let a slot have an adapter that is in memory."""
+        """Copy an adapter that is in memory into a slot."""
         packed = self._adapters[digest].result()
         assert not isinstance(packed, str), "only what can be used is loaded"
         for path, slots in self._slots.items():

@@ -21,7 +21,7 @@ class StepSlots:
         self._room = torch.empty(num_tokens * outputs if device.type == "cpu" else 0)
 
     def set(self, slot_of_token: Tensor) -> None:
-        """Take the slots of a step."""
+        """Set the slots of the step that is computed next."""
         self.of_row = self._slots[: len(slot_of_token)]
         self.of_row.copy_(slot_of_token)
 
