@@ -42,7 +42,7 @@ _SYMBOL: Final = re.compile(
 )
 
 Excess = tuple[str, int, int]
-"""What there is too much of, how much there is, and how much there may be."""
+"""What exceeds its bound, how much there is, and the bound."""
 
 
 def is_lark(grammar: str) -> bool:
@@ -78,7 +78,7 @@ def excess_of_lark(grammar: str) -> Excess | None:
 
 
 def excess_of_gbnf(grammar: str) -> Excess | None:
-    """Return what makes the conversion of a grammar to Lark's notation too slow; None where it is not."""
+    """Return what makes the conversion of a grammar to Lark's notation too slow; None where it is within the bounds."""
     if len(grammar) > MAX_GBNF_CHARS:
         return "characters", len(grammar), MAX_GBNF_CHARS
     num_symbols = sum(1 for _ in _symbols(grammar, []))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 _MOST_SPACE: Final = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
-"""White space between the parts of JSON, at most one line end: models that get lost in it fill the text with it."""
+"""White space between the parts of JSON, at most one line end: some models would repeat it without end."""
 
 _MOST_MESSAGE: Final = 400
 _NO_FORCING: Final = '%llguidance {"no_forcing": true}'
@@ -60,7 +60,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
                 return StructTag.to_grammar([StructTag(**each) for each in tags])
     except InvalidRequest:
         raise
-    except Exception as error:  # of converters that other people wrote
+    except Exception as error:  # the converters are third-party code and raise any error
         raise _refused(params, str(error)) from None
 
 
@@ -71,7 +71,7 @@ def lenient_schema(schema: Mapping[str, Any]) -> str:
 
 
 def without_forcing(grammar: str) -> str:
-    """Return a grammar that leaves the tokens of a text that can only be one to the model.
+    """Return a grammar in which the model chooses the tokens of a text that the grammar forces.
 
     Else llguidance encodes such a text, in which the spelling of a special token becomes that token.
     """

@@ -16,7 +16,7 @@ Mask = NDArray[np.uint32]
 """Bit i of word t is set where token 32 t + i may follow."""
 
 _MOST_KEPT: Final = 64
-"""Masks and lists of tokens that are kept for other rows."""
+"""The number of masks, or lists of tokens, that each cache keeps."""
 
 
 class Vocabulary:
