@@ -37,7 +37,7 @@ class BitNet(StoredFormat):
     suffixes = (".weight_scale",)
 
     def __init__(self, section: Section) -> None:
-        """Raise UnsupportedModel for weights that are to be quantised while they are multiplied."""
+        """Raise UnsupportedModel for plain weights that are quantised in each product (mode `online`)."""
         section.expect("quantization_mode", "offline")
         section.expect("use_rms_norm", False)
         self._divides = section.expect("linear_class", "bitlinear", "autobitlinear") == "bitlinear"

@@ -20,7 +20,7 @@ from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
 from octavo.quantization.stored import StoredFormat
 
 QUANTIZED: Final[Mapping[str, CodeSpec]] = {"int8": INT8, "int4": INT4, "int4-g128": INT4_G128}
-"""What weights are quantised to while loading."""
+"""The formats to which weights can be quantised while they are loaded."""
 
 
 def method_named(name: str | None, activation_bits: int = 8, *, requantizes: bool = False) -> WeightMethod:

@@ -68,7 +68,7 @@ class StoredWeight:
     """Digest of the order of the inputs."""
 
     def tensors(self) -> dict[str, TensorSpec]:
-        """Return what can be read of it."""
+        """Return the tensors that `rows` can read, by name."""
         plain = TensorSpec(self.shape, torch.float32)
         if self.spec is None:
             return {"weight": plain}
@@ -218,7 +218,7 @@ def order_of(part: Part, spec: CodeSpec, inputs: int, *, is_stated: bool) -> Ten
 
 
 def digest(order: Tensor) -> str:
-    """Return what distinguishes this order from others."""
+    """Return a digest of the order, equal for equal orders only."""
     return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]
 
 
