@@ -28,22 +28,22 @@ class Architecture:
     """The class of transformers."""
     make: Make
     names: Mapping[str, str]
-    """Names in a layer that differ from the usual ones."""
+    """Names of tensors in a layer that differ from the usual ones."""
     is_permuted: bool = False
     """The converter has put the rows of queries and keys in pairs."""
     shift: float = 0.0
-    """What it has added to weights of norms."""
+    """The number that the converter has added to weights of norms."""
     tops: Mapping[str, str] = field(default_factory=dict)
     """Names beside the layers; with {} a tensor holds those of all numbers."""
     prefix: str = "model."
-    """What stands before all names but that of the head."""
+    """The prefix of all names but that of the head."""
     layers: str = "layers"
     rows: RowsOf | None = None
-    """What it has put into another order."""
+    """The tensors whose rows or columns the converter has put into another order."""
     numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Names in a layer, and shapes, of what an array of the metadata has a number for each layer of, by its key."""
     apart: tuple[str, ...] = ()
-    """Tensors that stand behind the model, and that it does not read."""
+    """Tensors behind those of the model, which it does not read."""
     may_vary: bool = False
     """Layers differ in heads or width."""
     has_states: bool = False

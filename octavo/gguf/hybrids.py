@@ -201,7 +201,7 @@ def _kinds(meta: Metadata, tensor: str) -> list[str]:
 
 
 def _layers(meta: Metadata) -> list[Callable[..., bool]]:
-    """Return for each layer whether it has a tensor, given its name and what stands behind."""
+    """Return a function for each layer that says whether it has a tensor, given the tensor's name and suffix."""
 
     def has(layer: int, tensor: str, suffix: str = "weight") -> bool:
         return f"blk.{layer}.{tensor}.{suffix}" in meta.types

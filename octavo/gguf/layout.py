@@ -19,7 +19,7 @@ from octavo.gguf.reader import Array, GGUFFile, GGUFTensor
 
 _TENSOR: Final = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _UNREAD: Final = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd|nextn\..*)(\.weight)?")
-"""What the config is made from, and what text is generated without."""
+"""Tensors that only the config is made from, or that generating text does not need."""
 _SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 """Kinds of stretched positions; longrope without tensors of factors stretches none."""
 _ADAPTER_TENSOR: Final = re.compile(r"blk\.([0-9]{1,9})\.([\w.]+)\.weight\.lora_([ab])")
@@ -36,28 +36,28 @@ class Placed:
     expert: int | None = None
     part: str = ""
     heads: int = 0
-    """Heads whose rows are in pairs that turn together, not in halves; 0 where rows are as they should be."""
+    """The number of heads whose rows RoPE turns in pairs of neighbours, not in halves; 0 where rows are in halves."""
     shift: float = 0.0
-    """What was added to the values."""
+    """The number that was added to the values."""
     behind: tuple[GGUFTensor, ...] = ()
     """Tensors of the same type and shape that are joined with it: rows, or frames of a kernel."""
     form: tuple[int, ...] | None = None
-    """Its dimensions, where they are not those in the file."""
+    """The dimensions in a checkpoint, where they differ from those in the file."""
     order: Order = field(default_factory=Order)
-    """Where its rows and columns are."""
+    """The places of its rows and columns in the file."""
     is_power: bool = False
-    """Values are minus the powers of e that they should be exponents of."""
+    """Values are -e^x in the file, x in a checkpoint."""
     is_kernel: bool = False
-    """Kernels [outputs, channels, rows, columns] are rows [outputs, rows * columns * channels] in a checkpoint."""
+    """A kernel [outputs, channels, rows, columns] is a matrix [outputs, rows * columns * channels] in a checkpoint."""
 
     @property
     def parts(self) -> tuple[GGUFTensor, ...]:
-        """It and those behind it."""
+        """This tensor and those joined behind it."""
         return self.tensor, *self.behind
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The bytes of `parts` in the file."""
         total = sum(each.nbytes for each in self.parts)
         if self.order.rows:
             total = total // self.tensor.shape[0] * _length(self.order.rows)
@@ -263,7 +263,8 @@ def _scaling(meta: Metadata, dim: int) -> dict[str, Any] | None:
     factors = meta.file.floats("rope_freqs.weight")
     if factors is not None:
         return _llama3(meta, factors)
-    factor = "rope.scale_linear" if "rope.scale_linear" in meta.values else "rope.scaling.factor"  # of older files
+    # files of older converters have rope.scale_linear
+    factor = "rope.scale_linear" if "rope.scale_linear" in meta.values else "rope.scaling.factor"
     kind = meta.expect("rope.scaling.type", *_SCALINGS, default="linear" if factor in meta.values else "none")
     if kind == "linear":
         return {"rope_type": "linear", "factor": meta.positive_float(factor)}

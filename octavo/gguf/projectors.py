@@ -40,7 +40,7 @@ class Projector:
     """Names of tensors, with {} for the number of a layer, as in `architectures.LAYER`; of those that are joined, / and
     their order stand behind."""
     shifted: str = ""
-    """The norm to whose weight 1 was added."""
+    """The norm to whose weight the converter has added 1."""
     permuted: tuple[str, ...] = ()
     """Tensors whose rows were put in pairs."""
     flattened: str = ""

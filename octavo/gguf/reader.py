@@ -44,7 +44,7 @@ _LONGEST_STRING: Final = 1 << 26
 _MOST_ENTRIES: Final = 1 << 16
 _MOST_TENSORS: Final = 1 << 18
 _MOST_ELEMENTS: Final = 1 << 23
-"""Most strings in all arrays of a file together."""
+"""The most strings that all arrays of a file may have together."""
 _LARGEST_ALIGNMENT: Final = 1 << 20
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -56,7 +56,7 @@ class GGUFTensor:
     name: str
     type: str
     shape: tuple[int, ...]
-    """Dimensions from the outermost to the innermost, whose elements lie beside each other."""
+    """Dimensions from the outermost to the innermost; elements along the innermost one are adjacent in memory."""
     nbytes: int
     file: Path
     offset: int

@@ -71,7 +71,7 @@ _WITH_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "
 """Whose texts begin with BOS where the file does not say; whole words that are tokens are not merged."""
 _NFC: Final = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r")
 _TOOL_ANSWERS: Final = "<|tool_response>"
-"""What Gemma 4 makes behind its calls of tools; files show its text."""
+"""The token that Gemma 4 writes behind its calls of tools, which files store as text."""
 _ENDS: Final = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
     *(_TOOL_ANSWERS, "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|user|>", "[EOS]", "<EOT>", "_<EOT>"),

@@ -38,7 +38,7 @@ class Vision(Metadata):
 
     @property
     def width(self) -> int:
-        """Elements of a vector within the encoder."""
+        """The width of hidden states in the encoder."""
         return self.positive("vision.embedding_length")
 
     @property
@@ -115,7 +115,7 @@ class Vision(Metadata):
         }
 
     def image_size(self) -> dict[str, int]:
-        """Return height and width of what the encoder reads."""
+        """Return height and width, in pixels, of the images that the encoder reads."""
         side = self.positive("vision.image_size")
         return {"height": side, "width": side}
 
