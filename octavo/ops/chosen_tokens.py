@@ -47,7 +47,7 @@ class SmallHeads(NamedTuple):
 def store(values: Tensor, cache: Tensor, metadata: TokenRows, begin: int) -> None:
     """Write values [tokens, n] to the slots of a step in a cache [blocks, values], from the value `begin` on.
 
-    Of [0, n] nothing is written.
+    Nothing is written for values [0, n].
     """
     if not len(values):
         return

@@ -47,7 +47,7 @@ class CodeSpec:
     is_float: bool = False
     """Codes are floats instead of integers: of 4 bits of the type E2M1, of 8 bits E4M3."""
     activation_bits: int = 8
-    """What activations are rounded to, 8 or 16 bits; it is no part of the layout."""
+    """The bits that activations are rounded to, 8 or 16; not a part of the layout."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a combination without a kernel."""
@@ -73,7 +73,7 @@ class CodeSpec:
 
     @property
     def layout(self) -> str:
-        """Name of all that decides what bytes mean."""
+        """The name of everything that decides what stored bytes mean."""
         kind = "float" if self.is_float else "int"
         scales = str(self.scale_dtype).removeprefix("torch.")
         more = f"-of-{self.super_group}" * bool(self.super_group) + "-ordered" * self.has_order
@@ -171,7 +171,7 @@ def quantize_activations(x: Tensor, bits: int) -> tuple[tuple[Tensor, ...], Tens
 
 
 class CodedLinear(QuantizedLinear):
-    """State: the tensors of its spec, perhaps `bias`."""
+    """A product with coded weights. Its state: the tensors of its spec, and `bias` where there is one."""
 
     def __init__(self, spec: CodeSpec, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
         super().__init__(shape, state)
@@ -185,7 +185,7 @@ class CodedLinear(QuantizedLinear):
         return (sums[0] if len(sums) == 1 else sums[0] * HALF_BASE + sums[1]) * row_scales
 
     def _sums(self, codes: Tensor) -> Tensor:
-        """Return the product with codes of activations, but for their scale: float32 [rows, outputs].
+        """Return the product with codes of activations, without their scale: float32 [rows, outputs].
 
         It is Σ over groups, in order, of Σ codes · codes · scale, minus Σ codes · minimum for each group. Of scales of
         two levels, those groups that share factors are summed as integers first.
@@ -262,7 +262,7 @@ class CodedFormat:
         return codes
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """Make what `state` was taken from."""
+        """Return the layer that `state` was taken from."""
         return CodedLinear(self.spec, shape, state)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:

@@ -50,7 +50,7 @@ class Sight(NamedTuple):
 
 
 class SmallQueries(NamedTuple):
-    """By which compressed vectors are chosen: queries [tokens, heads, size], and the weight of each, float32 [tokens,
+    """The queries that choose compressed vectors, [tokens, heads, size], and the weight of each, float32 [tokens,
     heads]."""
 
     queries: Tensor

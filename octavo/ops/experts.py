@@ -41,12 +41,12 @@ class RouterRule:
     factor: float = 1.0
     """The final weights are multiplied by this."""
     num_groups: int = 1
-    """Experts are in groups of neighbours, of which the best ones alone are chosen from."""
+    """Experts are in groups of neighbours; only those of the best groups are chosen."""
     groups_kept: int = 1
     group_best: int = 2
     """How many of a group's best scores are added up to the group's."""
     corrects_logits: bool = False
-    """Experts are chosen by logits with the bias, in the place of scores with it."""
+    """Experts are chosen by logits plus the bias, instead of scores plus the bias."""
 
 
 class Routing(NamedTuple):
