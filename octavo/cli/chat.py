@@ -171,7 +171,7 @@ class Conversation:
             return
         values = {key: value for key, value in self._values.items() if key != name}
         if name in ("n", *NOT_FOR_A_TERMINAL):
-            raise InvalidRequest(f"{name} has no meaning in a conversation", field=name)
+            raise InvalidRequest(f"{name} has no effect in a conversation; leave it out", field=name)
         if not text.strip():
             if name not in documented_fields():
                 self._model.sampling({name: None})  # names the nearest
@@ -241,6 +241,6 @@ def image_part(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > _MOST_IMAGE_BYTES:
-        raise InvalidRequest(f"{path} has more than {_MOST_IMAGE_BYTES:,} bytes, the most of an image; scale it down")
+        raise InvalidRequest(f"{path} has more than {_MOST_IMAGE_BYTES:,} bytes, the limit of an image; scale it down")
     kind = mimetypes.guess_type(path.name)[0] or "image/png"
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}

@@ -32,7 +32,7 @@ def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise InvalidRequest(f"{name} has {value.bit_length()} bits; at most {_MOST_BITS} make sense", field=name)
+        raise InvalidRequest(f"{name} has {value.bit_length()} bits, must have at most {_MOST_BITS}", field=name)
     if not math.isfinite(value):
         raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
     if kind is int and int(value) != value:

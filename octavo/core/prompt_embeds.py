@@ -61,7 +61,7 @@ def decoded_embeds(text: str) -> MediaInput:
     dtype, shape = np.dtype(header[1].decode()), (int(header[3]), int(header[4]))
     # memory is taken for bytes that are there, never for a size that the header alone states
     if len(data) - begin != shape[0] * shape[1] * dtype.itemsize:
-        raise _refused(f"{FIELD} has other bytes than {dtype} {list(shape)}, which its header states")
+        raise _refused(f"{FIELD} lacks bytes or has too many for {dtype} {list(shape)}, as its header states; send all")
     array = np.frombuffer(data, dtype, offset=begin)
     return read_embeds(array.reshape(shape, order="F" if header[2] == b"True" else "C"))
 

@@ -145,8 +145,8 @@ class Batches:
             self._step()
             if missing and not self._engine.has_unfinished_requests():
                 raise RequestFailed(
-                    f"{len(missing)} requests have ended in steps that others ran, which got their outputs; leave "
-                    "step of the engine to wait_for_completion"
+                    f"{len(missing)} requests finished in steps that other callers ran, to whom their outputs were "
+                    "returned; call no step of the engine while wait_for_completion or a like call runs"
                 )
             is_still = self._engine.core.is_still
         if is_still:  # another thread has begun a pause or a sleep, and ends it

@@ -121,7 +121,7 @@ class ProcessClient(CallingClient):
             try:
                 message = self._decoder.decode(body)
             except msgspec.MsgspecError as error:
-                self._die(f"{self._name} has sent something else than messages: {error}")
+                self._die(f"{self._name} has sent data that is no message: {error}")
                 break
             if isinstance(message, StepOutputs):
                 return message

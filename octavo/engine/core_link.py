@@ -156,7 +156,7 @@ class CoreLink:
         try:
             server.read_messages(connection)
         except (ValueError, msgspec.MsgspecError) as error:
-            _log.error("front %s has sent something else than messages: %s", self._front, error)
+            _log.error("front %s has sent data that is no message: %s", self._front, error)
         with self._lock:
             self._connection = None
         self._inbox.put(partial(self.end, core))
@@ -250,7 +250,7 @@ async def connect(address: CoreAddress, secret: bytes, front: LinkHello) -> tupl
     except TimeoutError:
         raise EngineDeadError(f"{name} has not been ready for its front within {READY_S:g} s") from None
     except msgspec.MsgspecError as error:
-        raise EngineDeadError(f"{name} has sent something else than messages: {error}") from error
+        raise EngineDeadError(f"{name} has sent data that is no message: {error}") from error
 
 
 def _greet(address: CoreAddress, secret: bytes, front: LinkHello) -> tuple[socket.socket, LinkHello]:

@@ -39,7 +39,7 @@ def media_pair(
     if not names_both_roles(tools.chat_template):
         field = next(name for name, content in zip(fields, pair, strict=True) if not isinstance(content, str))
         raise InvalidRequest(
-            f"{field} is no text alone, and only a chat template with the roles query and document writes such pairs; "
+            f"{field} is not text alone, and only a chat template with the roles query and document takes such pairs; "
             "start the server with --chat-template",
             field=field,
         )

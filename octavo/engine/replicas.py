@@ -373,7 +373,7 @@ class Replicas:
         replica = next((each for each in ready if each.number == number), None)
         if replica is None:
             numbers = ", ".join(str(each.number) for each in ready) or "none"
-            raise InvalidRequest(f"replica is {number}, those that are ready: {numbers}", field="replica")
+            raise InvalidRequest(f"replica is {number}, must be one that is ready: {numbers}", field="replica")
         if stops and replica in self._whole and sum(each.is_ready for each in self._whole) == 1:
             message = f"replica {number} is the only one that is ready; end the server with SIGTERM"
             raise InvalidRequest(message, field="stop")

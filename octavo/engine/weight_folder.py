@@ -31,7 +31,9 @@ class WeightFolder:
         from octavo.kv_transfer.host_folder import HostFolder
 
         if not checkpoint.is_dir():
-            raise ConfigError(f"{checkpoint} is a file, which holds the names of other tensors; start with a directory")
+            raise ConfigError(
+                f"{checkpoint} is a file, whose tensors have other names than those given; start with a directory"
+            )
         tensors: dict[tuple[Any, ...], tuple[str, Any]] = {}
         for name, given in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
             tensor = given.detach().contiguous()

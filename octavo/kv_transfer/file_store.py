@@ -145,7 +145,7 @@ class FileStore:
         header = fields + _CHECKSUM.pack(zlib.crc32(fields))
         try:
             if len(header) + size > self._max_bytes:
-                raise OSError(0, f"a block takes {len(header) + size:,} bytes, and there may be {self._max_bytes:,}")
+                raise OSError(0, f"a block takes {len(header) + size:,} bytes, the limit is {self._max_bytes:,}")
             partial, file = self._reserve(len(header) + size)
             try:
                 _write_all(file, [memoryview(header), *parts])

@@ -48,7 +48,7 @@ def _from_bytes(image_class: Any, data: bytes) -> Any:
         try:
             image = image_class.open(io.BytesIO(data), formats=FORMATS)
         except image_class.DecompressionBombError as error:
-            raise _refused(f"has far more pixels than {MOST_PIXELS:,}, the most; scale it down") from error
+            raise _refused(f"has far more pixels than {MOST_PIXELS:,}, the limit; scale it down") from error
         except Exception as error:  # whatever it raises is about the bytes
             kinds = ", ".join(FORMATS)
             raise _refused(f"is none of {kinds}, or its header is damaged; send one of them") from error
@@ -74,7 +74,7 @@ def _check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise _refused("has no pixels")
     if max(width, height) > MOST_LENGTHS * min(width, height):
-        raise _refused(f"{has}, one side must have at most {MOST_LENGTHS} times those of the other; cut it")
+        raise _refused(f"{has}, one side must be at most {MOST_LENGTHS} times as long as the other; cut it")
 
 
 def _refused(reason: str) -> InvalidRequest:

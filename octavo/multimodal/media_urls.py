@@ -205,7 +205,7 @@ def _bounded(read: Callable[[int], bytes], field: str) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > MOST_BYTES:
-            raise _refused(field, f"has more than {MOST_BYTES:,} bytes, the most of a file; send a smaller one")
+            raise _refused(field, f"has more than {MOST_BYTES:,} bytes, the limit of a file; send a smaller one")
     return b"".join(pieces)
 
 

@@ -177,8 +177,8 @@ class BodyLimits:
         if not self._shared.take(sender, num_bytes):
             raise ApiError(
                 503,
-                f"the bodies of open requests take up their room of {self._max_total_bytes:,} bytes, half of it for "
-                "one client; come back later, or start the server with a larger --max-bodies-size",
+                f"the bodies of open requests fill the {self._max_total_bytes:,} bytes that they may take, half of "
+                "them for one client; come back later, or start the server with a larger --max-bodies-size",
                 code="too_many_bodies",
                 headers={"Retry-After": "1"},
             )

@@ -85,9 +85,9 @@ def take_features(scope: Scope, num_bytes: int) -> None:
     if not held.limits.shared.take(held.sender, num_bytes, is_first=True):
         raise ApiError(
             503,
-            f"the images and sounds of open requests take up their room of {most:,} bytes of features, half of it for "
-            f"one client, and this request has {num_bytes:,}; come back later, or start the server with a larger "
-            "--max-features-size",
+            f"the images and sounds of open requests fill the {most:,} bytes of features that they may take, "
+            f"half of them for one client, and this request has {num_bytes:,}; come back later, or start the "
+            "server with a larger --max-features-size",
             code="too_many_features",
             headers={"Retry-After": "1"},
         )

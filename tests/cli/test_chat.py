@@ -208,7 +208,7 @@ def test_sampling_parameters_are_set_by_their_own_validation(said: Conversation)
     assert 'max_tokens 50\ntemperature 0.5\nstop "END"\n' in errors
     assert "temperature is 200, must be at most 100" in errors
     assert "temprature is not a sampling parameter; did you mean temperature?" in errors
-    assert "n has no meaning in a conversation" in errors
+    assert "n has no effect in a conversation; leave it out" in errors
 
 
 def remote(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

@@ -108,7 +108,7 @@ def odd_images() -> dict[str, tuple[Any, dict[str, Any], str]]:
     return {
         "one pixel": (image(0, 1, 1), {}, ""),
         "narrow": (image(0, 13, 2600), {}, ""),
-        "line": (image(0, 3000, 1), {}, "3,000 x 1 pixels, one side must have at most 200 times those of the other"),
+        "line": (image(0, 3000, 1), {}, "3,000 x 1 pixels, one side must be at most 200 times as long as the other"),
         "animated": (base.convert("P"), {"kind": "GIF", **frames}, "is animated, it has 2 frames"),
         "inks": (base.convert("CMYK"), {"kind": "JPEG"}, ""),
         "palette": (palette, {}, ""),

@@ -74,7 +74,7 @@ async def test_a_core_that_sends_something_else_than_messages_has_died() -> None
     with theirs:
         theirs.sendall(frames.pack(core_ready()) + frames.pack({"type": "unknown"}))
         client = await ProcessClient.connect(ours)
-        with pytest.raises(EngineDeadError, match="the engine core has sent something else than messages"):
+        with pytest.raises(EngineDeadError, match="the engine core has sent data that is no message"):
             await client.receive()
         assert not client.is_running
         await client.shutdown()

@@ -214,5 +214,5 @@ async def test_an_engine_that_begins_with_other_than_messages_is_named(monkeypat
     ours, theirs = socket.socketpair()
     theirs.sendall(frames.pack({"type": "unknown"}))
     monkeypatch.setattr(core_link, "_greet", lambda *_: (ours, FRONT))
-    with theirs, pytest.raises(EngineDeadError, match="the engine at a:1 has sent something else than messages"):
+    with theirs, pytest.raises(EngineDeadError, match="the engine at a:1 has sent data that is no message"):
         await connect(CoreAddress("a", 1), SECRET, FRONT)

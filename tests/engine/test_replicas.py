@@ -368,7 +368,7 @@ async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool, ca
         # one whose last tokens were on their way has ended meanwhile
         assert 10 < llm.stats.num_resumed <= num_moved
         assert not [each for each in caplog.records if each.levelname == "ERROR"]
-        with pytest.raises(InvalidRequest, match="those that are ready: "):
+        with pytest.raises(InvalidRequest, match="must be one that is ready: "):
             await llm.drain(5)
         if stop:
             with pytest.raises(InvalidRequest, match="the only one that is ready"):

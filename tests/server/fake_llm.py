@@ -231,7 +231,7 @@ class FakeAsyncLLM:
 
     async def drain(self, replica: int = 0, *, stop: bool = False) -> int:
         if replica != 0:
-            raise InvalidRequest(f"replica is {replica}, those that are ready: 0", field="replica")
+            raise InvalidRequest(f"replica is {replica}, must be one that is ready: 0", field="replica")
         return 7 + stop
 
     async def wait_dead(self) -> EngineDeadError:

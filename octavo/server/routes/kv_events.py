@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from octavo.core.block_events import BlockEvent, BlockEvents
 from octavo.errors import InvalidRequest
-from octavo.server.context import ServerContext
+from octavo.server.context import MOST_KV_READERS, ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.live_feed import reports
 from octavo.server.sending import EventStream
@@ -67,7 +67,8 @@ async def stream(context: ServerContext, request: Request) -> EventStream:
 
 async def _events(context: ServerContext, cursor: EventCursor) -> AsyncGenerator[bytes, None]:
     if context.kv_readers.locked():
-        raise ApiError(429, "as many readers as may be get the KV events", code="too_many_readers")
+        message = f"{MOST_KV_READERS} clients read the KV events already, the most; close one of them first"
+        raise ApiError(429, message, code="too_many_readers")
     async with context.kv_readers:
         yield b": KV events\n\n"
         while not context.open_requests.is_closing:
@@ -87,7 +88,10 @@ def _position(request: Request) -> list[int]:
     numbers = [number for part in parts for number in part]
     is_id = all(len(part) == 2 for part in parts) and all(each.isdecimal() and len(each) < 19 for each in numbers)
     if not is_id or len(parts) > _MOST_STARTS:
-        raise InvalidRequest("it is no id of an event; leave it out to begin with what is cached now", field="after")
+        raise InvalidRequest(
+            "after (or Last-Event-ID) is not the id of an event; leave it out to begin with what is cached now",
+            field="after",
+        )
     return [int(number) for number in numbers]
 
 

@@ -99,8 +99,8 @@ async def reset_prefix_cache(context: ServerContext, request: Request) -> CacheR
     if not await context.llm.reset_prefix_cache(asked.reset_running_requests):
         raise ApiError(
             409,
-            "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is, or "
-            "with reset_running_requests, which lets them be computed again once no blocks are being moved",
+            "the prefix cache was not reset, because running requests use it; ask again when no request runs, or "
+            "set reset_running_requests to compute them again, which needs that no blocks are being moved",
             code="requests_running",
         )
     return CacheReset()
