@@ -1,7 +1,8 @@
 """A request inside the core: a `SequenceGroup`, and the `Sequence`s that it runs.
 
 Only the scheduler changes them. A sequence knows `num_tokens` tokens and has `num_computed_tokens` of them in its
-blocks; the scheduler closes that gap. Tokens that were planned but have not come back yet count as `num_pending`.
+blocks; the scheduler closes that gap. Tokens that were planned but whose results are not back yet count as
+`num_pending`.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ class Sequence:
     epoch: grows with each preemption that drops what is pending; results of an older epoch are dropped.
     num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
     num_pending: tokens drawn by submitted steps whose results are not back.
-    num_repeated: right drafts before the last known token, which are computed again: no state was kept behind them.
+    num_repeated: accepted drafts before the last known token that are computed again, because no state was kept after
+    them.
     is_resident: the worker holds this sequence's state.
-    candidates: what may follow this beam, until the group's other beams have theirs.
-    num_sent_tokens: leading tokens that were sent to the worker; maintained where it does not draw them itself.
-    attachments: state of features by its class; a fork starts with forks of them.
-    parent: the sequence that this one was forked from, and how many of its tokens were the same then.
+    candidates: the possible next tokens of this beam, kept until the group's other beams have theirs.
+    num_sent_tokens: leading tokens that were sent to the worker; maintained if the worker does not draw them itself.
+    attachments: state of features by class; a fork starts with forks of them. parent: the sequence that this one was
+    forked from, and the number of tokens shared then.
     """
 
     seq_id: int
@@ -99,7 +101,7 @@ class Sequence:
         )
 
     def attach(self, state: Attachment) -> None:
-        """Store the state of a feature in place of the one of the same class."""
+        """Store the state of a feature; it replaces a state of the same class."""
         self.attachments[type(state)] = state
 
     def attached(self, kind: type[A]) -> A | None:
@@ -115,10 +117,9 @@ class Sequence:
         self._leave_worker()
 
     def pause(self, num_computed_tokens: int, *, keeps_pending: bool = False) -> None:
-        """Leave the device with `num_computed_tokens` of them in the blocks (preemption by swapping).
-
-        What was drawn and is not known is dropped, so the last known token is computed again to draw once more. With
-        `keeps_pending` it is waited for, because a state cannot go back behind the tokens that it has seen.
+        """Leave the device with `num_computed_tokens` tokens in the blocks (preemption by swapping). Drawn tokens
+        without a result are dropped, so the last known token is computed again to draw once more. With `keeps_pending`
+        their results are awaited, because a recurrent state cannot be rolled back.
         """
         num_known = len(self.token_ids)
         if keeps_pending:
@@ -140,7 +141,7 @@ class Sequence:
 class SequenceGroup:
     """One request: a prompt, and the sequences that share its blocks.
 
-    arrival: place in the order of arrival; unique.
+    arrival: index in the order of arrival; unique.
     virtual_start: place among the prompts of all API requests (`scheduler/turns.py`).
     sequences: all sequences so far, by index; only the first exists until the prompt has been computed.
     live: those that are not finished.
@@ -148,14 +149,14 @@ class SequenceGroup:
     end_token_ids: every id that ends a sequence (end-of-sequence and stop ids).
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
-    was_preempted: its known tokens are computed again: it was preempted, or ran in another core before.
-    is_drafted: whether the worker's draft model computes its prompt too; None while that is not chosen.
+    was_preempted: its known tokens are computed again, because it was preempted or ran in another core before.
+    is_drafted: whether the worker's draft model computes its prompt too; None until this is decided.
     width: sequences that are computed at once, `best_of` or n.
     adapter: index of the request's adapter in the workers, 0 for none.
     beams: the state of the beam search; None for requests that draw.
     waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
-    num_fetched_tokens: of its prompt, those that a connector has supplied.
-    num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
+    num_fetched_tokens: prompt tokens that a connector has supplied. num_dropped_tokens: tokens whose KV was dropped by
+    its last preemption by recomputation.
     num_passed: how often a later group was admitted before this one while it was the first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities were sent (the first has none).
     num_sent_events: events of the timeline that were sent to the front.
@@ -193,7 +194,7 @@ class SequenceGroup:
         self.metrics = request.metrics.copy() if request.metrics else RequestMetrics.begin(request.arrival_time)
 
     def resume(self, seq_ids: Iterable[int]) -> None:
-        """Make the sequences that the request has from where it ran before, as if it had been preempted now."""
+        """Make the sequences of a request that ran in another core before, as if it had been preempted now."""
         prompt = self.request.prompt_token_ids
         self.sequences = []
         for seq_id, each in zip(seq_ids, self.request.resumed, strict=True):
@@ -238,6 +239,6 @@ class SequenceGroup:
 
     @property
     def whole_prompt_because(self) -> str:
-        """Return why the prefix cache may not be read, where it may not."""
+        """Return the reason why the prefix cache may not be read; meaningful only if it may not."""
         skips = self.request.params.skip_reading_prefix_cache
         return "skip_reading_prefix_cache is set" if skips else "prompt_logprobs needs every position computed"

@@ -1,11 +1,11 @@
-"""The tokens by which a model that writes down speech gets what it is to write, and states when something was said."""
+"""The control tokens of a model that transcribes speech: task and language in the prompt, timestamps in the output."""
 
 from __future__ import annotations
 
 import msgspec
 
 SECONDS_PER_TIMESTAMP = 0.02
-"""Between two neighbouring timestamp tokens."""
+"""Seconds between two neighbouring timestamp tokens."""
 
 
 class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,8 +13,8 @@ class SpeechTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     start: begins a prompt, before language and task. languages: by code (`en`), and tasks: transcribe and translate;
     both are empty in a model of English alone. no_timestamps: ends a prompt whose output has no timestamps;
-    the id behind it stands for 0 s. no_speech: what follows `start` where nothing is said. previous: begins the text
-    before the window; None where the model knows none. end: ends the output.
+    the id behind it stands for 0 s. no_speech: follows `start` if nothing is said. previous: begins the text before the
+    window; None for a model without it. end: ends the output.
     suppressed: never drawn. suppressed_first: not drawn as first token. max_initial: the latest first timestamp, in
     steps; None for any.
     """

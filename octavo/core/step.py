@@ -1,4 +1,4 @@
-"""The messages between the control plane and the device plane: a step goes down, its results come up."""
+"""The messages between the control plane and the device plane: steps to the workers, results back."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     block_tables: the block ids in each cache group.
 
     adapter: index of the adapter that its rows use, from 1 on; 0 for none.
-    media: what encoders make of it is written to its blocks before its first row, where layers read that through
-        caches of their own.
-    pooled: set where the prompt becomes a vector.
-    grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, where positions follow from
-        them (M-RoPE); behind these the times of frames that are one span.
+    media: if layers read encoders' outputs through caches of their own, these are written to its blocks before its
+    first row. pooled: set if the prompt becomes a vector.
+    grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, if positions depend on them
+    (M-RoPE); after these the times of frames that are one span.
     are_grids_apart: `MediaInput.is_apart` of these.
     whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
     views: which vectors of encoders' outputs its tokens see, where layers read these through caches.
@@ -75,12 +74,12 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
     num_candidates: instead of drawing, return this many likeliest tokens after the last position (beam search).
     token_ids: the last known tokens of the sequence, which were chosen or drawn since its previous row. They are sent
-    for groups that wait for results, to workers that do not draw them.
+    for groups that wait for results, and to workers that do not draw tokens.
     drafts: the last of the row's tokens when they are guesses that follow the known ones (`num_tokens` counts them). A
     token is drawn after the last known token and after each draft. The result is the drawn tokens up to and with the
     first that differs from the draft in its place, so it does not depend on the drafts.
-    num_proposals: how many guesses behind what is drawn the worker's own draft model makes for a later row. The blocks
-    of the row have room for as many more tokens.
+    num_proposals: number of guesses after the drawn tokens that the worker's own draft model makes for a later row. The
+    row's blocks have room for as many more tokens.
     """
 
     seq_id: int
@@ -111,7 +110,7 @@ NO_PROPOSALS: Final = Proposals(0, 0)
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy what all layers of a cache group keep in one block to another."""
+    """Copy the content of one block to another, in all layers of a cache group."""
 
     source: int
     target: int
@@ -133,8 +132,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     new ones are added because a fork may name one of them as its parent. An id in both lists was preempted and comes
     back in the same step: its new state stays.
 
-    connector: what the scheduler's side of KV transfers sends to the ranks (`kv_transfer.messages.RankCommands`); None
-    for nothing. A step without rows may carry it alone.
+    connector: commands of KV transfers from the scheduler's side to the ranks (`kv_transfer.messages.RankCommands`);
+    None for none. A step without rows may carry them alone.
     """
 
     step_id: int
@@ -153,11 +152,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are those of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where it is not requested.
 
-    ranks: of `top_ids` where these are not the likeliest tokens, but those that the request names.
-
-    scores: of the candidates of a beam, which stand in the order of these: what the processors have made of
-    `top_logprobs`, and -inf for a barred token. Empty where no processor changes a log-probability.
-    stop_places: of the candidates of a beam, the places in `top_ids` of those that complete a stop string.
+    ranks: ranks of `top_ids` if these are not the likeliest tokens but those that the request names. scores: for the
+    candidates of a beam, which are in falling order of them: `top_logprobs` after the processors, -inf for a barred
+    token; empty if no processor changes a log-probability. stop_places: for the candidates of a beam, the indexes in
+    `top_ids` of those that complete a stop string.
     """
 
     token_id: int
@@ -183,9 +181,9 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tokens: the drawn tokens: one, or several after drafts. In a row with several samples, token i is the first one
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
-    forced: tokens that the grammar determines after those, where guesses are wanted.
-    proposed: the guesses of the worker's draft model after those: at most the row's `num_proposals`.
-    pooled: the values of the vector of a prompt that is complete, float32.
+    forced: tokens that the grammar determines after the drawn ones, if guesses are wanted. proposed: guesses of the
+    worker's draft model after these, at most the row's `num_proposals`. pooled: the vector of a completed prompt,
+    float32.
     is_undrawn: the row should have drawn and has to be computed again, because its grammar is not compiled yet.
     """
 
@@ -207,7 +205,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
     swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
     has_guesses: whether a row has `forced` or `proposed` tokens.
     draft_s: seconds that the worker's draft model took, and num_draft_passes its forward passes.
-    times: the time of each part of the step on the device, where the workers are asked for it.
+    times: the time of each part of the step on the device, if requested from the workers.
     """
 
     step_id: int

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: types that a core and its workers report while they are asked to."""
+"""Types of the times of a step's parts, which a core and its workers report on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS: Final = (SCHEDULING, BATCH_BUILDING, MODEL_FORWARD, HEAD, SAMPLING, UPDAT
 
 
 class PartTime(msgspec.Struct, array_like=True):
-    """Nanoseconds of a part of a step, and those of them that compiled kernels ran."""
+    """Nanoseconds of a part of a step, and the nanoseconds in it of compiled kernels."""
 
     total_ns: int = 0
     kernels_ns: int = 0

@@ -1,4 +1,4 @@
-"""What the text of a request must be: JSON of a schema, one of several texts, a regular expression, a grammar."""
+"""The form that a request's text must have: JSON of a schema, one of several texts, a regular expression, a grammar."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     reasoning_end: the text begins with reasoning, which is free; the form holds behind this end mark of it.
     reasoning_begin: only a text that begins with this mark has reasoning; the prompt has not opened it.
-    reasoning_budget: the end mark follows after so many tokens. It needs no form.
-    triggers: the text is free, and the form holds from behind each of these texts until it is complete; nothing may be
-    possible behind its last token. at_least_one: the text does not end before one such region. stop_after_first: the
-    text ends behind the first one.
+    reasoning_budget: number of tokens after which the end mark is forced; it needs no form. triggers: the text is free,
+    and the form applies after each of these texts until it is complete; no further token may be possible after its last
+    one.
+    at_least_one: the text does not end before one such region. stop_after_first: the text ends behind the first one.
     """
 
     json: str | None = None
@@ -51,12 +51,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     @classmethod
     def of(cls, value: Any, field: str = "structured_outputs") -> StructuredOutputsParams:
-        """Return the form that an object of a request describes; nested JSON may stand as text or as it is."""
+        """Return the form that an object of a request describes; nested JSON may be given as text or as an object."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
             raise InvalidRequest(f"{field} is {value!r:.60}, expected an object with one of {_listed()}", field=field)
-        # a dump of vLLM's parameters has all its options, those that are off too; nothing falls back here
+        # a dump of vLLM's parameters contains all options, also disabled ones; octavo has no fallback
         given = {
             name: each for name, each in value.items() if each is not None and each is not False and name != _FALLBACK
         }

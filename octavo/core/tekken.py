@@ -44,12 +44,12 @@ _OLD_TEMPLATE: Final = """\
 {% elif message.role == 'assistant' %}{{ said }}{{ eos_token }}\
 {% elif message.role == 'user' %}[INST]{{ left.system if loop.index == left.last else '' }}{{ said }}[/INST]\
 {% else %}{{ raise_exception('this template has no messages of the role ' ~ message.role) }}{% endif %}{% endfor %}"""
-"""The template of version 3, without tools: what the system says stands before the last message of a user."""
+"""The template of version 3, without tools: the system message stands before the last message of a user."""
 _TEMPLATES: Final = {"v3": _OLD_TEMPLATE, "v13": _TEMPLATE}
 
 
 def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what would be in the tokenizer.json and the tokenizer_config.json. Raises CheckpointError."""
+    """Return the equivalent contents of tokenizer.json and tokenizer_config.json. Raises CheckpointError."""
     try:
         tekken = json.loads(file.read_text(encoding="utf-8"))
         names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -61,9 +61,8 @@ def read_tekken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _tokenizer_of(tekken: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of a tokenizer.json that cuts texts as a tekken.json does.
-
-    Special tokens have the first ids, also those without a name.
+    """Return the contents of a tokenizer.json that tokenises texts like the tekken.json. Special tokens have the first
+    ids, also those without a name.
     """
     config = tekken["config"]
     num_special, vocab_size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])

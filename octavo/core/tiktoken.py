@@ -1,4 +1,4 @@
-"""Tokens with ranks as tiktoken has them, in the layout of tokenizer.json: Kimi's, Qwen 1's and GLM-4's files."""
+"""Converts tiktoken files with tokens and ranks (Kimi, Qwen 1, GLM-4) into the layout of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TIKTOKEN_MODEL: Final = "tiktoken.model"
 QWEN_TIKTOKEN: Final = "qwen.tiktoken"
 GLM4_CLASS: Final = "ChatGLM4Tokenizer"
 _CLASSES: Final = {TIKTOKEN_MODEL: "TikTokenTokenizer", QWEN_TIKTOKEN: "QWenTokenizer"}
-"""The class of the tokenizer that each file is read for; GLM-4's is in a file whose name others have, too."""
+"""The tokenizer class for which each file name is read; other tokenizers have files with the name of GLM-4's, too."""
 _NUM_SPECIAL: Final = 256
-"""Tokens behind those with ranks, in Kimi's files."""
+"""Number of special tokens after those with ranks, in Kimi's files."""
 _OF_QWEN: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
-"""Tokens behind those with ranks, in Qwen's file."""
+"""Special tokens after those with ranks, in Qwen's file."""
 _NO_HAN: Final = r"&&[^\p{Han}]]"
 _UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NO_HAN}"
 _END: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -26,18 +26,18 @@ PATTERN: Final = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_END}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_END}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Matches the pieces of a text that Kimi's tokens do not go beyond."""
+"""Matches the pieces into which Kimi's tokenizer splits a text before it merges."""
 GPT4: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Likewise, of GPT-4, Llama 3 and GLM-4."""
+"""The pattern of pieces of GPT-4, Llama 3 and GLM-4."""
 QWEN: Final = GPT4.replace("{1,3}", "")
-"""Likewise, of Qwen."""
+"""The pattern of pieces of Qwen."""
 
 
 def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what would be in the tokenizer.json; nothing is added to the tokenizer_config.json beside the file.
+    """Return the equivalent contents of tokenizer.json; the tokenizer_config.json beside the file is used unchanged.
 
     Raises CheckpointError, and UnsupportedModel for a file of another tokenizer.
     """
@@ -66,8 +66,7 @@ def read_tiktoken(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def with_prefix(contents: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the contents of a tokenizer.json with which these added tokens stand before each text. Raises
-    ValueError."""
+    """Return the contents of a tokenizer.json that puts these added tokens before each text. Raises ValueError."""
     ids = {each["content"]: each["id"] for each in contents["added_tokens"]}
     if lacking := [name for name in names if name not in ids]:
         raise ValueError(f"its added tokens lack {lacking[0]}")
@@ -92,7 +91,7 @@ def _of_kimi(beside: Path, stated: dict[int, dict[str, Any]], num_ranks: int) ->
 
 
 def _read_config(file: Path) -> tuple[Any, dict[int, dict[str, Any]]]:
-    """Return the class of a tokenizer, and what is stated of its added tokens by their ids. Raises CheckpointError."""
+    """Return the class of a tokenizer, and the entries of its added tokens by id. Raises CheckpointError."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         listed = config.get("added_tokens_decoder") or {}
