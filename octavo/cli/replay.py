@@ -1,4 +1,4 @@
-"""`octavo replay RECORDING`: a recorded run once more, and whether this version takes the same decisions."""
+"""`octavo replay RECORDING`: replays a recorded run and checks that this version takes the same decisions."""
 
 from __future__ import annotations
 

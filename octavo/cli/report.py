@@ -20,7 +20,7 @@ from octavo.platform import Platform
 def report(name: str, workload: dict[str, Any], result: dict[str, Any], text: str | None = None) -> None:
     """Write version, commit, machine and the figures as text to stderr, and all of it as one line of JSON to stdout.
 
-    text: the figures, as they are written; by default a line for each."""
+    text: the figures as text for stderr; by default a line for each."""
     platform = Platform.detect()
     commit = source_commit()
     print(f"octavo {__version__}{f' at {commit}' if commit else ''}", file=sys.stderr)
@@ -35,7 +35,7 @@ def report(name: str, workload: dict[str, Any], result: dict[str, Any], text: st
 
 
 def check_file(name: str, path: str | None) -> None:
-    """Raise ConfigError where the file that the option `name` gives could not be written: before the work for it."""
+    """Raise ConfigError if the file that the option `name` gives cannot be written; called before the work for it."""
     if path is None:
         return
     place = Path(expanduser(path))
@@ -48,7 +48,7 @@ def check_file(name: str, path: str | None) -> None:
 
 
 def write_file(name: str, path: str | None, body: bytes) -> None:
-    """Write the file that the option `name` gives, where it gives one. Raises ConfigError."""
+    """Write the file that the option `name` gives, if it is set. Raises ConfigError."""
     if path is None:
         return
     try:
@@ -58,7 +58,7 @@ def write_file(name: str, path: str | None, body: bytes) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Return `value` with six significant digits in every number: the further ones of a clock are noise."""
+    """Return `value` with every number rounded to six significant digits: further digits of a clock are noise."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
 
 _MAX_TOKENS = 256
-"""The default: a model that never stops by itself should not fill a long context."""
+"""The default of max_tokens: a model that never stops by itself should not fill a long context."""
 
 
 @with_options(SamplingParams, EngineArgs)
@@ -63,7 +63,7 @@ def run(
             raise
         raise CheckpointError(f"{error} (if {model} is a part of the prompt, put all of that into quotes)") from error
     room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
-    # an impossible min_tokens is refused because of the context, not because of this default
+    # so that an impossible min_tokens is refused because of the context, not of this default
     most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None
     params = given.sampling({"max_tokens": most} | engine.generation_defaults)
     if params.n == 1:
@@ -73,7 +73,7 @@ def run(
 
 
 def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) -> tuple[str | None, str | None]:
-    """Return the model that the words of the command name, and the prompt; None for what they leave out.
+    """Return the model and the prompt that the words of the command give; None for one that they leave out.
 
     model: the value of --model.
     """
@@ -129,7 +129,7 @@ def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: 
 
 
 def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
-    """Write each text when all are complete: on one screen, texts that grow together cannot be distinguished."""
+    """Write all texts when they are complete: on one screen, texts that grow together cannot be distinguished."""
     texts: dict[int, str] = {}
     for output in stream(engine, prompt, params, lora_request=adapter):
         for completion in output.outputs:

@@ -1,4 +1,4 @@
-"""`octavo run-batch -i IN -o OUT`: the requests of a file in OpenAI's batch format, without a server."""
+"""`octavo run-batch -i IN -o OUT`: runs the requests of a file in OpenAI's batch format, without a server."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from octavo.server.app import App
 
 _MOST_OPEN: Final = 512
-"""Lines that are read ahead of the first one whose result is not written yet."""
+"""Most lines that are read ahead of the first one whose result is not written yet."""
 _MOST_LINE_BYTES: Final = 32 << 20
 _MOST_OPEN_BYTES: Final = 256 << 20
 """Most bytes of these lines together."""
 _OF_SOUNDS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _MOST_SOUNDS: Final = 8
-"""How many sounds of lines are read and transcribed at once."""
+"""Most lines with sounds that are read and transcribed at once."""
 
 
 class _Line(msgspec.Struct):
@@ -107,7 +107,7 @@ async def write_results(app: App, source: Path, target: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name `path` in errors of writing, as those of opening do: without a name `main` blames standard output."""
+    """Name `path` in errors of writing, as errors of opening do: without a name `main` reports standard output."""
     try:
         yield
     except OSError as error:
@@ -127,7 +127,7 @@ def count_results(path: Path) -> tuple[int, int]:
 
 
 def _keep_complete_lines(partial: Path) -> int:
-    """Cut off a line that breaks off, and return the number of the others."""
+    """Cut off an incomplete last line, and return the number of the others."""
     if not partial.exists():
         return 0
     num_lines = num_bytes = 0
@@ -151,7 +151,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 async def _result(app: App, line: bytes | None, sounds: asyncio.Semaphore) -> bytes:
-    """Return the line of the output for a line of the input; what is wrong with it becomes its error.
+    """Return the line of the output for a line of the input; a fault of the input becomes its error.
 
     sounds: acquired for a line with a sound.
     """
@@ -183,7 +183,7 @@ def _wants_stream(body: msgspec.Raw) -> bool:
     try:
         return bool(msgspec.json.decode(body, type=_Body).stream)
     except msgspec.DecodeError:
-        return False  # the application says what is wrong with it
+        return False  # the application reports the fault
 
 
 def _encoded(custom_id: str | None, response: Any, error: Any) -> bytes:

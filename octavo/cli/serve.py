@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
-    """Return the command. ahead: the process of its core, where it was started before."""
+    """Return the command. ahead: the process of its core if it was started before, else None."""
 
     @with_options(ServerArgs, EngineArgs, model="positional")
     def serve(*, given: Given) -> int:

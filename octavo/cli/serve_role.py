@@ -41,7 +41,7 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
         def serve(core: EngineCore, inbox: Inbox) -> None:
             collect_rarely()
             _log.info("%s", core.ready.plan)
-            # also of what is accepted: then the port can be used again as soon as the process has ended
+            # accepted connections inherit it: the port can then be used again as soon as the process has ended
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.listen()
             _announce(args, listener)
@@ -52,7 +52,7 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
 
 
 def _announce(args: EngineArgs, listener: socket.socket) -> None:
-    """Write where the engine is, and how a proxy finds it."""
+    """Write the address of the engine, and the command with which a proxy connects to it."""
     host, port, *_ = listener.getsockname()
     print(f"octavo serves {args.model} to fronts at {CoreAddress(host, port)} (role {args.role})", flush=True)
     reached = "<this machine>" if host in ("0.0.0.0", "::") else host

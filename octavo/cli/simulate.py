@@ -1,4 +1,4 @@
-"""`octavo simulate`: the scheduler and its block manager in simulated time. Needs neither weights nor torch."""
+"""`octavo simulate`: runs the scheduler and its block manager in simulated time. Needs neither weights nor torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROUGH_FIT: Final = 0.2
 
 
 class SimulationOptions(Arguments, heading="Simulation"):
-    """What is simulated besides the engine arguments and the workload, and where the results go."""
+    """Options of a simulation besides the engine arguments and the workload, and the files for its results."""
 
     trace: str | None = arg(None, "File with a request per line (JSON), instead of a generated one.")
     recording: str | None = arg(
@@ -182,7 +182,7 @@ def _recorded(recording: str | None) -> Recorded | None:
 
 
 def _engine_args(recorded: Recorded | None, given: Given) -> EngineArgs:
-    """Return the given arguments over the recorded ones, without those recorded ones that would have no effect."""
+    """Return the recorded arguments, replaced by the given ones, without recorded ones that would have no effect."""
     given = given.without(SimulationOptions)
     if recorded is None:
         return given.arguments(EngineArgs)
@@ -195,7 +195,7 @@ def _engine_args(recorded: Recorded | None, given: Given) -> EngineArgs:
 def _loads(
     options: SimulationOptions, given: Given, recorded: Recorded | None, max_model_len: int | None
 ) -> list[tuple[float | None, Trace]]:
-    """Return the traces, each with the rate of its arrivals where it was made for one."""
+    """Return the traces, each with the request rate for which it was generated, None for other traces."""
     values = given.values_of(Workload)
     max_len = max_model_len or Workload.max_len
     workloads = [Workload(**values | {"request_rate": rate, "max_len": max_len}) for rate in options.rates()]
@@ -235,7 +235,8 @@ def _cost_model(options: SimulationOptions, recorded: Recorded | None) -> CostMo
 
 
 def _guessing(args: EngineArgs, acceptance: float | None) -> Guessing | None:
-    """Return how guesses are simulated; None without any. Raises ConfigError where one of two options is missing."""
+    """Return the parameters of simulated guesses; None for no guesses. Raises ConfigError if one of the two options is
+    missing."""
     config = speculative_config(args)
     if (config is None) != (acceptance is None):
         raise ConfigError("speculative_config and draft_acceptance are simulated together; give both or neither")
@@ -264,7 +265,7 @@ def _print_header(simulation: Simulation, args: EngineArgs, recorded: Recorded |
 
 
 def _limits(args: EngineArgs, recorded: Recorded) -> str:
-    """Return the limits that refuse requests which an empty engine would serve."""
+    """Return the set limits that can refuse requests which an empty engine would serve."""
     limits = {"max_queued_requests": args.max_queued_requests, "max_queued_tokens": args.max_queued_tokens}
     names = [f"{name} {value}" for name, value in limits.items() if value is not None]
     if any(request.first_token_deadline_s is not None for request in recorded.requests):

@@ -49,7 +49,7 @@ def log_quietly(args: EngineArgs) -> None:
 
 
 def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
-    """Return an engine that logs quietly, and write what its memory is for to stderr; `octavo explain` shows the whole
+    """Return an engine that logs quietly, and write the use of its memory to stderr; `octavo explain` shows the whole
     plan. Raises InvalidRequest where `prompt` is empty and its model begins texts with no token.
     """
     log_quietly(args)
@@ -74,7 +74,7 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
 
 
 def ends_at_interrupt() -> AbstractContextManager[None]:
-    """Inside, Ctrl-C ends the process at once: some of the libraries that load a model lose exceptions."""
+    """Within the `with`, Ctrl-C ends the process at once: some libraries that load a model swallow exceptions."""
     return interrupt_handler(signal.SIG_DFL)
 
 

@@ -1,4 +1,5 @@
-"""Output on terminals: encodings that lack some characters, lines that break between words, progress, small charts.
+"""Output on terminals: replaces characters that an encoding lacks, wraps lines between words, shows progress and small
+charts.
 
 Output to a file or a pipe is never wrapped.
 """
@@ -80,7 +81,7 @@ def _shown_control(match: re.Match[str]) -> str:
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print lines to a stream (standard output); on a terminal those that are too long break between words."""
+    """Print lines to a stream (by default standard output); on a terminal long lines are wrapped between words."""
     stream = sys.stdout if stream is None else stream
     print(fitted(printable(text), columns(stream)) if stream.isatty() else text, end=end, file=stream)
 
@@ -199,7 +200,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def histogram(values: Sequence[float], width: int = 16) -> str:
-    """Return how many values lie in each of `width` equal parts between the least and the largest."""
+    """Return the number of values in each of `width` equal intervals between the least and the largest value."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""`octavo top`: what a server does, from its metrics and the scheduler's endpoints."""
+"""`octavo top`: shows the load of a server, from its metrics and the scheduler's endpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUM_RECENT: Final = 6
 
 
 class TopOptions(Arguments, heading="Server"):
-    """Which server is watched, and how."""
+    """Options of `octavo top`: the server, and how it is watched."""
 
     url: str = arg("http://127.0.0.1:8000", "Address of the server.")
     api_key_file: str | None = arg(None, "File whose first line is the API key; it needs the right observe.")
@@ -53,7 +53,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def held(self) -> str:
-        """Return why requests wait, in words; "" where they go on."""
+        """Return the reason why all requests wait (pause or sleep), in words; "" if they run."""
         if self.num_sleeping:
             return "sleeping: requests wait until POST /wake_up"
         return "paused: requests wait until POST /resume" if self.num_paused else ""
@@ -113,7 +113,8 @@ async def _watch(server: OpenAIClient, interval_s: float) -> None:
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """The samples of /metrics without the prefix of their names: by replica and name. read_s: when, on some clock."""
+    """The samples of /metrics by replica and by name without prefix. read_s: seconds of a monotonic clock when they
+    were read."""
 
     model: str
     replicas: dict[str, dict[str, float]]
@@ -121,7 +122,8 @@ class Counters(msgspec.Struct, frozen=True):
 
     @classmethod
     async def read(cls, server: OpenAIClient) -> Counters:
-        """Read them. Raises ServerUnreachable, and InvalidRequest for a server without metrics or rights to them."""
+        """Read the samples. Raises ServerUnreachable, and InvalidRequest if the server has no metrics or the key no
+        right to them."""
         from prometheus_client.parser import text_string_to_metric_families
 
         text = (await server.get("/metrics")).decode(errors="replace")
@@ -133,7 +135,7 @@ class Counters(msgspec.Struct, frozen=True):
         names_engines = any("engine" in sample.labels for sample in samples)
         for sample in samples:
             if names_engines and "engine" not in sample.labels:
-                continue  # of the server as a whole
+                continue  # a sample of the server as a whole
             prefix, _, name = sample.name.rpartition(":")
             if prefix not in ("octavo", "vllm") or sample.labels.get("tier", "device") != "device":
                 continue
@@ -149,13 +151,13 @@ class Counters(msgspec.Struct, frozen=True):
         return cls(model, replicas, time.monotonic())
 
     def of(self, replica: str, name: str) -> float:
-        """Return a value by its name without prefix; 0 where there is none."""
+        """Return a value by its name without prefix; 0 if it does not exist."""
         values = self.replicas.get(replica, {})
         return values.get(f"octavo:{name}", values.get(f"vllm:{name}", 0.0))
 
 
 def loads(before: Counters, after: Counters) -> list[Load]:
-    """Return the load of each replica, and of all of them at the end where there are several."""
+    """Return the load of each replica and, if there are several, last that of all together."""
     seconds = max(after.read_s - before.read_s, 1e-3)
 
     def load(label: str, replicas: list[str]) -> Load:
@@ -163,7 +165,7 @@ def loads(before: Counters, after: Counters) -> list[Load]:
             return sum(after.of(each, name) for each in replicas)
 
         def gained(name: str) -> float:
-            # a server that has started again counts from 0
+            # a restarted server counts from 0
             return sum(max(0.0, after.of(each, name) - before.of(each, name)) for each in replicas)
 
         queries = gained("prefix_cache_queries_total")
@@ -187,7 +189,7 @@ def loads(before: Counters, after: Counters) -> list[Load]:
 
 
 async def _recent(server: OpenAIClient) -> list[Timeline]:
-    """Return the timelines of the most recently finished requests; none where the server has no such endpoint."""
+    """Return the timelines of the most recently finished requests; an empty list if the server lacks the endpoint."""
     try:
         found = msgspec.json.decode(await server.get("/scheduler/timelines"), type=TimelineList)
         return found.timelines[-_NUM_RECENT:][::-1]
@@ -206,7 +208,7 @@ def line(load: Load) -> str:
 
 
 def frame(address: str, model: str, found: list[Load], history: deque[float], recent: list[Timeline]) -> str:
-    """Return what is on the screen: a table of replicas, generated tokens per second, and recent requests."""
+    """Return the text of the screen: a table of replicas, generated tokens per second, and recent requests."""
     rows = [("replica", "run", "wait", "swap", "KV cache", "prompt/s", "tokens/s", "hits", "preempted")]
     for each in found:
         bar = render_bar([each.kv_cache_usage], 10)

@@ -1,4 +1,4 @@
-"""What a person types into `octavo chat`: lines, texts of several lines, their history, and Ctrl-C."""
+"""Reads the input of `octavo chat`: single lines, texts of several lines, their history, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MAX_HISTORY: Final = 1000
 class TypedLines(Interrupt):
     """Reads turns from standard input, and holds whether Ctrl-C was pressed.
 
-    Ctrl-C at the prompt raises KeyboardInterrupt, during a response it requests the end of that; three during one
-    response raise KeyboardInterrupt, too.
+    Ctrl-C at the prompt raises KeyboardInterrupt, during a response it requests the end of the response; three times
+    during one response raise KeyboardInterrupt, too.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class TypedLines(Interrupt):
             return None
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Take a press of Ctrl-C."""
+        """Handle a press of Ctrl-C (SIGINT)."""
         self._num_presses += 1
         if self._is_at_prompt or self._num_presses > 2:
             raise KeyboardInterrupt
@@ -79,16 +79,15 @@ class TypedLines(Interrupt):
 
 @contextmanager
 def line_history(folder: Path | None) -> Iterator[None]:
-    """Inside, lines can be edited and found again on a terminal; they are kept in the folder, the last 1,000 of them.
-
-    None keeps nothing.
+    """Within the `with`, lines on a terminal can be edited and recalled; the last 1,000 are kept in `folder`. None: no
+    history is kept.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield
         return
     try:
         import readline
-    except ImportError:  # a Python without it reads plain lines
+    except ImportError:  # a Python without readline reads plain lines
         yield
         return
     readline.set_history_length(_MAX_HISTORY)
@@ -101,7 +100,7 @@ def line_history(folder: Path | None) -> Iterator[None]:
         if file is not None:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                # other users may not read what was typed
+                # other users must not be able to read the history
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))
                 readline.write_history_file(file)
             except OSError as error:

@@ -27,7 +27,7 @@ from octavo.simulate.traces import Trace
 
 
 class ValidateOptions(Arguments, heading="Benchmark"):
-    """What `octavo bench validate` compares, and where a cost model comes from."""
+    """Options of `octavo bench validate`: the compared loads, and the source of the cost model."""
 
     cost_model: str | None = arg(
         None, "Cost model that octavo bench calibrate has written; by default it is calibrated first."
