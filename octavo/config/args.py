@@ -138,7 +138,7 @@ class LoRAArgs(ArgumentGroup, heading="Adapters (LoRA)"):
 
     @property
     def num_host_adapters(self) -> int:
-        """Adapters that are kept in host memory."""
+        """The number of adapters that are kept in host memory."""
         return self.max_cpu_loras or self.max_loras
 
 

@@ -70,7 +70,7 @@ def _add(group: Any, argument: Argument, default: Any) -> None:
 
 
 def _reader(argument: Argument) -> Callable[[str], Any]:
-    """Return what makes a value of a flag's text; EngineArgs checks it. It raises ArgumentTypeError."""
+    """Return a function that reads a flag's text or raises ArgumentTypeError; EngineArgs checks the value."""
     if argument.kind not in (int, float) or argument.is_size:
         return str
 

@@ -12,10 +12,10 @@ from octavo.config.section import shown
 _MOST: Final = 3
 """More keys would not help to find the wrong one."""
 _SECONDS: Final = 10.0
-"""Large models take long to be made."""
+"""The time after which no further key is tried: large models take long to be made."""
 _UNUSUAL: Final = 1 << 24
 _WORD: Final = 4
-"""Characters of a value that is not in an error by chance."""
+"""A value of this many characters or more does not occur in an error by chance."""
 _PARTS: Final = ("_config", "rope_parameters", "rope_scaling", "size")
 
 

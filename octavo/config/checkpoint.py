@@ -56,11 +56,11 @@ class Checkpoint(Section):
     served_len: builtins.int | None = None
     """The longest context that an engine serves, in tokens; None for the longest that the model is made for."""
     gguf: GGUFFile | None = None
-    """The file, of a model in one in llama.cpp's format."""
+    """The GGUF file of a model in llama.cpp's format; None for a directory."""
     mmproj: Path | None = None
-    """The file with its vision encoder."""
+    """The GGUF file with the model's vision encoder."""
     image_processor: Mapping[builtins.str, Any] | None = None
-    """What that says of the image processor; other models have a file of it."""
+    """The settings of the image processor in `mmproj`; other models have a file with them."""
 
     def __init__(
         self, path: Path, config: Mapping[builtins.str, Any], overrides: Mapping[builtins.str, Any] | None = None
@@ -285,7 +285,7 @@ class Checkpoint(Section):
         )
 
     def fetch_ahead(self, limit_bytes: builtins.int = _FETCH_AHEAD_BYTES) -> None:
-        """Let the system read the first files from disk while the caller does other things."""
+        """Ask the system to read the first files from disk while the caller does other things."""
         if not hasattr(os, "posix_fadvise"):
             return
         for file in self.weight_files():

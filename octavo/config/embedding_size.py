@@ -1,4 +1,4 @@
-"""How wide vectors are that prompts bring in place of tokens."""
+"""The width of vectors that prompts bring in place of tokens."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def render_ranges(numbers: Iterable[int]) -> str:
 
 
 class RankShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of several has of a model. Ranges are (first, end)."""
+    """The part of a model that one rank of several holds. Ranges are (first, end)."""
 
     rank: int
     num_ranks: int
@@ -112,7 +112,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     measured, with all that is held beside weights and KV cache."""
     activations_because: str = "peak of the fullest step"
     encodings_bytes: int = 0
-    """What encoders made of images and sounds, kept for later prompts; 0 for a model that reads text alone."""
+    """Outputs of encoders of images and sounds, kept for later prompts; 0 for a model that reads text alone."""
     cache: CacheLimits
     cache_groups: tuple[CacheGroup, ...] = ()
     """This rank's layers by what they keep, counted from its first one."""
@@ -123,7 +123,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Swap space. It is counted against `limit` where host and device share the memory."""
     max_model_len: int
     share: RankShare | None = None
-    """What this rank has of the model, where there are several."""
+    """The part of the model that this rank holds, where there are several ranks."""
     rope_note: str = ""
     """How the rotation of positions follows from `max_model_len`, where it does (LongRoPE)."""
 
@@ -154,7 +154,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window_note(self) -> str:
-        """What sliding windows change: how little of the longest request is in the cache. Empty where nothing."""
+        """How many tokens a request keeps with sliding windows, in words; empty where they free none."""
         has_several = len(self.cache.groups) > 1
         return "; ".join(
             f"a request keeps at most {group.max_live_tokens:,} tokens: a sliding window of {group.window:,}, and what "
