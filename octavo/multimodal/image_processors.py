@@ -271,7 +271,7 @@ class KimiImages:
 
 
 class KimiVlImages(KimiImages):
-    """Scales images likewise for Kimi-VL, with each step of normalising rounded as its release does."""
+    """Scales images for Kimi-VL as `KimiImages` does, and rounds each step of normalising as its release does."""
 
     def __init__(self, settings: Section, config: Section) -> None:
         super().__init__(settings, config)

@@ -1,4 +1,4 @@
-"""What is stated of a way to write images into prompts."""
+"""The description of how a family writes images into prompts."""
 
 from __future__ import annotations
 

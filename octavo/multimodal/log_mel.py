@@ -67,7 +67,7 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def seconds(self) -> float:
-        """How long a window is."""
+        """The length of a window, in seconds."""
         return self.num_frames * self.hop_length / self.sampling_rate
 
     @cached_property

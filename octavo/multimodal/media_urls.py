@@ -32,7 +32,7 @@ _HEADERS: Final = {"Accept": "image/*, */*;q=0.8", "Accept-Encoding": "identity"
 
 
 class MustReadElsewhere(Exception):
-    """What is to be read takes time, for which nothing that others wait for may be kept busy.
+    """Reading takes time that the caller's thread, for which others wait, must not spend.
 
     fetches: a URL has to be fetched; else only reading takes time.
     """

@@ -47,7 +47,7 @@ class ParakeetMel(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def seconds(self) -> float:
-        """How long a piece is."""
+        """The length of the longest piece, in seconds."""
         return self.num_frames * _HOP / self.sampling_rate
 
     @cached_property
