@@ -219,7 +219,7 @@ class Indexer(nn.Module):
         self.kv_norm = RMSNorm(c.index_dim, eps)
 
     def queries(self, x: Tensor, narrow: Tensor, rope: Rotary, batch: ModelInput) -> SmallQueries:
-        """Return those of tokens, made of the stream x [tokens, hidden] and of narrow [tokens, q_rank]."""
+        """Return the small queries of tokens, made of the stream x [tokens, hidden] and of narrow [tokens, q_rank]."""
         heads, dim = self._sizes
         queries = self.q_b_proj(narrow).view(len(x), heads, dim)
         factor = float((heads * dim) ** -0.5)

@@ -52,7 +52,7 @@ class DisentangledScores(PagedAttention):
     def among(
         self, content: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, Tensor], rows: Tensor, batch: ModelInput
     ) -> Tensor:
-        """Return [tokens, heads · dim]; the others are those of the operator `disentangled_attention`."""
+        """Return [tokens, heads · dim]; arguments are those of the operator `disentangled_attention`."""
         lengths = batch.attention[self.cache_group].query_lengths
         out: Tensor = self.ops.disentangled_attention(content, places, rows, lengths, self.scores.scale)
         return out.flatten(1)

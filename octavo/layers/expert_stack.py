@@ -54,7 +54,7 @@ class ExpertStack:
         return {name: (spec.shape, None if name == "weight" else spec.dtype) for name, spec in specs.items()}
 
     def state_specs(self, ops: Ops, dtype: torch.dtype, experts: int) -> dict[str, TensorSpec]:
-        """Return what `experts` weights take."""
+        """Return the tensors that `experts` packed weights take."""
         specs = self.method.format(ops).state_specs(self.shape(dtype))
         return {name: TensorSpec((experts, *spec.shape), spec.dtype) for name, spec in specs.items()}
 

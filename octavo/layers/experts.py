@@ -47,7 +47,7 @@ class OutputBias(Layer):
 
 
 class IdleExperts(Layer):
-    """Adds what experts return that are numbered behind the others: their inputs."""
+    """Adds the outputs of experts that return their inputs; their numbers follow those of the others."""
 
     def __init__(self, experts: int) -> None:
         """experts: how many the others are."""
@@ -77,7 +77,7 @@ class StoredExperts:
     is_interleaved: bool = False
     """Rows of gate and up alternate in stacked tensors."""
     stacks: tuple[str, str] | None = None
-    """Names of the stacked tensors where they have others."""
+    """Names of the stacked tensors where they differ from those above."""
     is_apart: bool = False
     """Gates, ups and downs are a stack each, with `.weight` behind the names above."""
     is_flat: bool = False
@@ -320,4 +320,4 @@ def _of_rows(fill: partial[None], rows: slice, stored: Tensor) -> None:
 
 
 def _leave(stored: Tensor) -> None:
-    """Keep nothing of what another rank has."""
+    """Ignore a tensor of another rank."""

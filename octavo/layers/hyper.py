@@ -90,7 +90,7 @@ class _OfStreams(Layer):
 
 
 class Connection(_OfStreams):
-    """What a block reads of the streams, which `forward` returns, and how its output joins them."""
+    """Computes what a block reads of the streams (`forward`), and adds its output to them (`join`)."""
 
     def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
         """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
