@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo import _native
 
 _CALL_BYTES = 256
-"""A kernel call that is kept: its arguments, and the function object around them."""
+"""The bytes of a recorded kernel call: its arguments, and the function object around them."""
 
 _SAMPLING_BYTES = 512 << 10
 """Requests and results of a call of the sampler."""

@@ -35,7 +35,7 @@ def make_choose_pools(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
 
 def make_compressed_attention(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.compressed.compressed_attention` likewise."""
+    """Make `octavo.ops.compressed.compressed_attention`; of other types and sizes the reference."""
     cpu, empty = runtime.cpu, runtime.empty
 
     def compressed_attention(

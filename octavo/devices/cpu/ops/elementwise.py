@@ -39,7 +39,7 @@ def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuR
 
 
 def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Return a function of a gate beside its other factor likewise."""
+    """Return a function of a gate beside its other factor, by the library's number."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def compute(x: Tensor, *parameters: float) -> Tensor:
@@ -62,7 +62,7 @@ def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRunt
 def make_of_two(
     function: int, reference: Callable[..., Tensor], runtime: CpuRuntime
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of two tensors likewise; the second may be one row for all of the first, or xIELU's factors."""
+    """Return function number `function` of two tensors; the second may be one row for all, or xIELU's factors."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def compute(x: Tensor, y: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class PanelStack(PreparedStack):
 def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
     """Make `octavo.ops.experts.route`."""
     kernel = runtime.cpu.route_experts
-    # an older library has not the last of them
+    # an older library lacks the last of them
     known = set(_SCORES) if hasattr(runtime.cpu, "route_to_experts") else set(_SCORES) - {"softplus_root"}
 
     def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:

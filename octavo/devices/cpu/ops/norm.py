@@ -29,7 +29,7 @@ def make_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
 
 def make_add_rms_norm(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make `octavo.ops.norm.add_rms_norm` likewise."""
+    """Make `octavo.ops.norm.add_rms_norm`; of other types the reference."""
     kernel, empty = runtime.cpu.rms_norm, runtime.empty
 
     def add_rms_norm(
@@ -51,7 +51,7 @@ def make_add_rms_norm(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor
 
 
 def make_layer_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]:
-    """Make `octavo.ops.norm.layer_norm` likewise."""
+    """Make `octavo.ops.norm.layer_norm`; of other types the reference."""
     kernel, empty = runtime.cpu.layer_norm, runtime.empty
 
     def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -69,7 +69,7 @@ def make_layer_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor | None, Ten
 def make_add_layer_norm(
     runtime: CpuRuntime,
 ) -> Callable[[Tensor, Tensor, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor]]:
-    """Make `octavo.ops.norm.add_layer_norm` likewise."""
+    """Make `octavo.ops.norm.add_layer_norm`; of other types the reference."""
     kernel, empty = runtime.cpu.layer_norm, runtime.empty
 
     def add_layer_norm(
