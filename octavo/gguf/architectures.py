@@ -34,16 +34,17 @@ class Architecture:
     shift: float = 0.0
     """The number that the converter has added to weights of norms."""
     tops: Mapping[str, str] = field(default_factory=dict)
-    """Names beside the layers; with {} a tensor holds those of all numbers."""
+    """Names in a checkpoint of tensors outside the layers; with {} each row of a tensor has a name, with its number."""
     prefix: str = "model."
-    """The prefix of all names but that of the head."""
+    """The prefix of all names except the name of the head."""
     layers: str = "layers"
     rows: RowsOf | None = None
     """The tensors whose rows or columns the converter has put into another order."""
     numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Names in a layer, and shapes, of what an array of the metadata has a number for each layer of, by its key."""
+    """Tensors whose values are in the metadata, one number for each layer: by key, the name in a layer and the
+    shape."""
     apart: tuple[str, ...] = ()
-    """Tensors behind those of the model, which it does not read."""
+    """Tensors outside the layers that the model does not read."""
     may_vary: bool = False
     """Layers differ in heads or width."""
     has_states: bool = False

@@ -25,7 +25,7 @@ class Order:
     rows: tuple[slice, ...] = ()
     columns: tuple[slice, ...] = ()
     beside: tuple[tuple[str, tuple[slice, ...]], ...] = ()
-    """The names in a layer of what other rows of the tensor are, and those rows."""
+    """Further tensors of a layer that are rows of this tensor in a checkpoint: their names there, and their rows."""
 
 
 def falcon(meta: Metadata, own: str) -> Order:

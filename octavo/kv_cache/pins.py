@@ -85,7 +85,7 @@ class Pins:
         return len(kept)
 
     def keep(self, digests: Sequence[bytes], until: float) -> None:
-        """Pin a prefix for another engine until then, or longer where it is kept for longer."""
+        """Pin a prefix for another engine until the time `until`; an earlier such pin that ends later keeps its end."""
         if not digests:
             return
         pin = self._pins.get(_KEPT + digests[-1])

@@ -85,7 +85,7 @@ class SpanAttention(PagedAttention):
     """
 
     def within(self) -> Scores:
-        """Return how such tokens attend."""
+        """Return the scores for tokens of an image: they also see the keys after their own."""
         return self.scores._replace(ahead=ALL_AHEAD)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput, rotation: Rotation | None = None) -> Tensor:
@@ -103,7 +103,7 @@ class PromptAttention(SpanAttention):
     """Attends where tokens of a prompt see all of it; a window hides keys from those behind it alone."""
 
     def within(self) -> Scores:
-        """Return how tokens of the prompt attend."""
+        """Return the scores for tokens of a prompt: they also see the keys after their own, and a window hides none."""
         return super().within()._replace(sliding_window=None)
 
 

@@ -8,7 +8,7 @@ from octavo.multimodal.image_writer import Context
 
 
 def paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
-    """Images, the token that begins a text, the text, and a line break, of which those that are there stay."""
+    """Return the images, the token that begins a text, the text, and a line break; adds what the prompt lacks."""
     config = context.config
     text, tokens, lines = config.section("text_config") or config, [*token_ids], context.encode("\n")
     begin = config.positive("bos_token_id", text.positive("bos_token_id", 2))

@@ -32,36 +32,43 @@ class Context(NamedTuple):
 
 
 class ImageWriter(NamedTuple):
-    """marker: keys of config.json, of which the first that is there has the id that stands for an image in a prompt
-    before it is written out. token: likewise the id of tokens that stand for vectors. tokens: returns what is written
-    for one image. reads: arrays that the encoder reads. options: of the image processor. is_whole: returns whether
-    tokens of an image attend to each other. grid: returns its rows and columns where positions follow from them.
-    joins_lines: line breaks around images become one token with those of the prompt, where there is one. arranged:
-    returns a prompt as those of the training were, from (context, marker, tokens). word: the text of the marker, where
-    config.json does not have its id, with {} for the number of an image, from 1; texts have it replaced by that of
-    `token` where it is several tokens. others: returns further tokens that stand for vectors. token_word: the text of
-    that token, where config.json lacks its id. num_vectors: returns how many an image becomes where layers read them
-    through caches: then its tokens are none of them. is_apart, num_before: of its images, as in `MediaInput`.
-    is_alone: an image is a prompt of its own. most_cut: where a prompt has more images, the processor is told to cut
-    none of them (`is_cut`); None to tell it nothing."""
+    """How a family writes an image into a prompt, and what its encoder reads."""
 
     tokens: Callable[[Context, int, Arrays], list[int]]
+    """Returns the tokens that are written for one image."""
     reads: tuple[str, ...] = ("pixel_values",)
+    """Names of the arrays that the encoder reads."""
     options: Mapping[str, Any] = {}
+    """Options of the image processor."""
     marker: tuple[str, ...] = ("image_token_index", "image_token_id")
+    """Keys of config.json: the first one present has the id that stands for a whole image in a prompt."""
     token: tuple[str, ...] = ("image_token_index", "image_token_id")
+    """Keys of config.json: the first one present has the id that stands for one vector of an image."""
     is_whole: Callable[[Section], bool] = lambda config: False
+    """Returns whether the tokens of an image attend to each other."""
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
+    """Returns the rows and columns of an image, where positions follow from them."""
     joins_lines: bool = False
+    """Line breaks beside an image and those of the prompt become one token, if the tokenizer has one."""
     arranged: Callable[[Context, int, Sequence[int]], list[int]] | None = None
+    """Returns a prompt arranged as in training, given (context, marker, tokens)."""
     word: str | None = None
+    """The text of the marker, where config.json lacks its id, with {} for the number of an image, from 1. Where it is
+    several tokens, the text of `token` replaces it in texts."""
     others: Callable[[Section], list[int]] = lambda config: []
+    """Returns further tokens that stand for vectors."""
     token_word: str | None = None
+    """The text of `token`, where config.json lacks its id."""
     num_vectors: Callable[[Context, Arrays], int] | None = None
+    """Returns the number of vectors of an image that layers read through caches: none of its tokens stands for one."""
     is_apart: bool = False
+    """As in `MediaInput`."""
     num_before: int = 0
+    """As in `MediaInput`."""
     is_alone: bool = False
+    """An image is a prompt of its own."""
     most_cut: int | None = None
+    """The image processor gets `is_cut`: whether the prompt has at most so many images. None: it does not get it."""
 
 
 def first_positive(config: Section, keys: Sequence[str]) -> int:

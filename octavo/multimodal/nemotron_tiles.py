@@ -13,7 +13,7 @@ from octavo.multimodal.pixels import Arrays, Pixels
 _BICUBIC: Final = 3
 _MOST_TILES: Final = 64
 _ENOUGH: Final = 0.6
-"""Of the pixels of an image: a grid with more is not better."""
+"""Share of an image's pixels above which a grid with more pixels is not preferred."""
 
 
 class NemotronTiles:
@@ -43,7 +43,7 @@ class NemotronTiles:
         return {"pixel_values": np.stack([self._pixels.array(tile) for tile in tiles])}
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the columns and rows of the closest ratio and enough pixels; of several the fewest tiles."""
+        """Return the columns and rows of the grid that fits best; of equal ones, that with the fewest tiles."""
         own = width / height
 
         def fit(grid: tuple[int, int]) -> float:

@@ -24,9 +24,9 @@ Read = Callable[[slice], Tensor]
 """Returns a range of rows of a tensor: indices of its dimension 0."""
 ALL = slice(None)
 CODED: Final = ("codes", "scales", "zeros", "minimums", "super_scales", "super_minimums", "order")
-"""What layers that keep codes are filled with."""
+"""The tensors that fill a layer which keeps codes."""
 TENSORS: Final = ("weight", *CODED)
-"""What layers are filled with, behind the name of a weight."""
+"""The tensors that fill a layer; their names follow the name of the weight."""
 
 
 class Part(Protocol):
@@ -62,7 +62,7 @@ class StoredWeight:
     label: str
     """How it is stored, for people."""
     read: Mapping[str, Read]
-    """What the tensors of `spec` hold; `weight` where there is none."""
+    """Functions that read the tensors of `spec`, by name; that of `weight` where there is no spec."""
     spec: CodeSpec | None = None
     order: str = ""
     """Digest of the order of the inputs."""
@@ -77,7 +77,7 @@ class StoredWeight:
         return {"weight": plain, **{name: replace(each, shape=(*experts, *each.shape)) for name, each in own.items()}}
 
     def plain(self) -> StoredWeight:
-        """Return the weight as one that is computed when it is read."""
+        """Return the weight without its codes: its rows are dequantised when they are read."""
         return replace(self, read={"weight": lambda rows: self.rows("weight", rows)}, spec=None)
 
     def rows(self, name: str, rows: slice = ALL) -> Tensor:
@@ -218,7 +218,7 @@ def order_of(part: Part, spec: CodeSpec, inputs: int, *, is_stated: bool) -> Ten
 
 
 def digest(order: Tensor) -> str:
-    """Return a digest of the order, equal for equal orders only."""
+    """Return a digest of the order: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(order.to(torch.int32).numpy().tobytes()).hexdigest()[:16]
 
 

@@ -17,34 +17,36 @@ from octavo.devices.cuda.runtime import CudaRuntime, compute_type, dense, power_
 from octavo.ops.rotary import Rotation
 
 HEAD_DIMS: Final = (8, 576)
-"""Smallest and largest head; larger ones do not fit into an SM's memory beside their keys."""
+"""Smallest and largest head size; larger heads do not fit into an SM's shared memory together with their keys."""
 
 ROWS: Final = 16
-"""Least queries of a program: the rows that a tensor core multiplies at once."""
+"""Smallest number of queries of a program: the rows that a tensor core multiplies at once."""
 PREFILL_ROWS: Final = 128
 """Queries of a program that computes prompts."""
 _TILE_BYTES: Final = 32 << 10
-"""Bytes of the tile of queries, and of that of keys, of a program: a large SM's memory holds both beside values, a
-small one's half of each."""
+"""Bytes of a program's tile of queries, and of its tile of keys. An SM with large shared memory holds both, and the
+values; a small one holds tiles of half the size."""
 _HOPPER_SHARED: Final = 228 << 10
 """Bytes of shared memory of an SM from Hopper on, whose instructions multiply tiles that are not in registers."""
 _VERIFIED: Final = 8
-"""Most tokens of a sequence whose keys are divided with invariant batches: a drawn token and the guesses after it."""
+"""With invariant batches, the keys of a sequence are divided for at most so many tokens: a drawn token and the draft
+tokens after it."""
 _PROGRAMS: Final = 264
-"""Two for each SM of an H100. With fewer programs, long sequences are divided among more."""
+"""Two programs for each SM of an H100. If a step has fewer, long sequences are divided among more programs."""
 _FEW: Final = 108
-"""One for each SM of an A100, which has fewer than later GPUs with as much memory: so few programs share none."""
+"""One program for each SM of an A100, which has fewer SMs than later GPUs: up to so many programs share no SM."""
 STAGES_OF_FEW: Final = 5
-"""Stages with which a program of single tokens requests two tiles of keys before it awaits the first; with three it
-requests the second when it has computed the first, which other programs of an SM hide. It changes no bit."""
+"""Pipeline stages of a program of single tokens that has its SM for itself: it requests two tiles of keys before it
+awaits the first. With three stages it requests the second after it has computed the first, and other programs of the SM
+hide the wait. The number changes no bit."""
 CHUNK: Final = 256
 TILE: Final = 128
 LONGEST: Final = "longest"
 """The key of `AttentionMetadata.once` for the length of the longest sequence."""
 CODES: Final = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""The numbers by which kernels know the kinds of codes in a cache."""
+"""The numbers that kernels have for the types of codes in a cache."""
 SCALE_BYTES: Final = 4
-"""Bytes of the scale that each head of a token has beside its codes."""
+"""Bytes of the scale that is stored for each head of a token."""
 _MOST_AHEAD: Final = 1 << 30
 """Most keys after its own that a query sees: kernels add positions in 32 bits."""
 
@@ -124,7 +126,7 @@ class CudaBackend:
         return of_parts + sizes.max_tokens * (16 + 2 * sizes.head_dim * sizes.element_size)
 
     def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
-        """Return 0: torch computes."""
+        """Return 0: torch computes attention to gathered keys."""
         return 0
 
     def run(

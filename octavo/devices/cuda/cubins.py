@@ -37,9 +37,9 @@ _LOWER: Final = {86: (80,), 89: (86, 80)}
 """Capabilities whose binaries a GPU runs besides those of its own, the nearest first: lower minor versions of the same
 major one. GPUs on one chip with a processor (8.7) run none of others; from 9.0 on Triton's code is for one (sm_90a)."""
 ALIGNED, ONE = "/16", "1"
-"""The suffix of the type of a multiple of 16, and the type of an integer of 1, which is a constant."""
+"""The suffix of a type for multiples of 16, and the type of an integer that is 1, which becomes a constant."""
 _INT, _LONG = ("i32", f"i32{ALIGNED}"), ("i64", f"i64{ALIGNED}")
-"""The types of an integer by whether 16 divides it, and so are those of addresses."""
+"""The types of integers; index 1 is for multiples of 16."""
 _POINTERS: Final = {
     dtype: (f"*{name}", f"*{name}{ALIGNED}")
     for dtype, name in (
@@ -69,7 +69,7 @@ def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any],
 
 
 def layout_of(types: Iterable[str]) -> str:
-    """Return the layout of parameters, as `struct` writes it."""
+    """Return the layout of parameters as a format of `struct`."""
     kinds = (each.removesuffix(ALIGNED) for each in types if each != ONE)
     return "".join("Q" if kind.startswith("*") else _LAYOUTS[kind] for kind in kinds)
 
@@ -97,7 +97,7 @@ class _Variant:
         self._offsets = tuple(struct.calcsize(layout[:i] + "0" + kind) for i, kind in enumerate(layout))
         self._layout = struct.Struct(layout)
         self._free: list[tuple[Any, Any]] = []
-        """Memory for parameters that no launch uses now, and the addresses of the parameters in it."""
+        """Free memory for parameters, and the addresses of the parameters in it."""
 
     def launch(self, grid: tuple[int, ...], values: Sequence[Any]) -> None:
         """Launch the code. values: addresses and numbers of all arguments."""
@@ -151,7 +151,7 @@ class CubinLauncher:
             for each in manifest["variants"]
         }
         self._known: dict[tuple[Any, ...], _Variant] = {}
-        """The variants by a key that is made faster than a `Call`."""
+        """The variants by a key that takes less time to make than a `Call`."""
         for call in list(self._lines)[:1]:  # whether the driver takes them is known at start
             self._variant(call)
 

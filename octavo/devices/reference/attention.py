@@ -84,7 +84,7 @@ class ReferenceBackend:
         return gathered + masks + sizes.max_tokens * (row_bytes + copies)
 
     def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
-        """Return 0: torch computes."""
+        """Return 0: torch computes attention to gathered keys."""
         return 0
 
     def run(
