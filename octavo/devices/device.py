@@ -44,7 +44,7 @@ class AttentionChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory that the plan divides. `source` says who limits it: "machine" or "cgroup"."""
+    """The memory that the plan divides. `source` says what limits it: "machine" or "cgroup"."""
 
     total: int
     available: int
@@ -52,9 +52,9 @@ class DeviceMemory:
     is_host: bool = True
     """Swap space is taken from the same memory."""
     host_available: int | None = None
-    """What the host has for swap space, where that is other memory, which is pinned at start."""
+    """Bytes of the host for swap space, which is pinned at start; None where the device computes in this memory."""
     most_kv_bytes: int | None = KV_BYTES_ON_HOST
-    """Most KV cache unless the user asks for more; None for all that is left."""
+    """Largest KV cache in bytes unless the user asks for more; None for all memory that is left."""
 
     @classmethod
     def of_host(cls, memory: Memory) -> DeviceMemory:
@@ -62,7 +62,8 @@ class DeviceMemory:
         return cls(memory.total, memory.available, memory.source)
 
     def share(self, num_ranks: int) -> DeviceMemory:
-        """Return what each of `num_ranks` ranks of a machine has, of which each has a device; they share the host."""
+        """Return the memory of each of `num_ranks` ranks of a machine, each with its own device; they share the
+        host."""
         if not self.is_host:
             of_host = self.host_available
             return self if of_host is None else replace(self, host_available=of_host // num_ranks)
@@ -74,9 +75,9 @@ class MemoryUse(NamedTuple):
     """Bytes of a device's memory that were taken since it began to be measured."""
 
     peak: int
-    """At most, with what libraries and graphs hold, and what is kept for tensors to come."""
+    """The most at one time, including what libraries and graphs hold, and what is kept for later tensors."""
     beside: int
-    """Now, by libraries and graphs alone."""
+    """The bytes that libraries and graphs hold now."""
 
 
 class CacheTier(NamedTuple):
@@ -106,7 +107,7 @@ class DrawingModel(LanguageModel, Protocol):
     """A model whose decode steps can draw and store tokens in the launch that computes them."""
 
     def padded(self, num_rows: int) -> int:
-        """Return of how many rows a decode step of at least so many should be: there are launches of some sizes."""
+        """Return the number of rows to which a decode step is padded: launches exist for some sizes only."""
 
     def draw(
         self, batch: ModelInput, asked: NDArray[np.float64], key: Hashable, draw: Callable[[Tensor, Tensor], Tensor]
@@ -139,19 +140,19 @@ class Device(Protocol):
     ops: Ops
     """The operators, bound once."""
     rows_are_exact: bool
-    """Whether the bits of a row never depend on how many rows are beside it, on any processor."""
+    """Whether the bits of a row never depend on the number of rows in a step, on any processor."""
     lacks: Mapping[str, str]
-    """What of `support.FEATURES` it does not have, and why."""
+    """Those of `support.FEATURES` that the device lacks, each with the reason."""
     ranks_over: str | None
     """The backend of torch's process groups by which ranks on such devices reach each other: "nccl"; None where their
     tensors are in the memory of the host."""
     launches_beside_host: bool
-    """Whether steps and swaps are launched beside the host. Then swap space is made at start: it has to be pinned."""
+    """Whether steps and swaps run in parallel with the host. Then swap space is made at start: it has to be pinned."""
     keeps_float8: bool
     """Whether its products read weights of FP8 checkpoints as they are stored."""
     processor: str
-    """What of the processor and its compiler decides bits, for ranks that exchange KV blocks; empty where
-    `worker.identity` says enough."""
+    """The properties of the processor and its compiler that decide bits, for ranks that exchange KV blocks; empty where
+    `worker.identity` is enough."""
     warms_up: bool
     """Whether the largest steps are made at start, and the KV cache follows from what they took: the device has memory
     of its own, and kernels to compile."""
@@ -175,7 +176,7 @@ class Device(Protocol):
         """Return an uninitialised dense tensor in the memory of activations."""
 
     def memory(self) -> DeviceMemory:
-        """Return what there is to divide between weights, activations and KV cache."""
+        """Return the memory to divide between weights, activations and KV cache."""
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
@@ -223,8 +224,8 @@ class Device(Protocol):
         """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
 
     def behind_steps(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do what reads or writes KV blocks, behind the steps that were launched before; return its result when it is
-        done. Called by any thread."""
+        """Run work that reads or writes KV blocks after the steps that were launched before; wait, and return its
+        result. Called by any thread."""
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
         """Begin to make memory [blocks, ...] of the host, to and from which `copy_blocks` copies, and return what waits
@@ -232,7 +233,7 @@ class Device(Protocol):
         """
 
     def measure(self) -> Callable[[], MemoryUse]:
-        """Return what returns the memory that was taken from now on; none where it is that of the host."""
+        """Return a function that returns the memory taken from now on; none where the device uses the host's memory."""
 
     def release_idle(self) -> None:
         """Give back memory of activations that no tensor uses."""

@@ -40,7 +40,7 @@ class DryAttention:
         return 0
 
     def gathered_bytes(self, sizes: StepSizes, num_keys: int) -> int:
-        """Return 0: the same holds for what each query sees of its own."""
+        """Return 0: the bytes for gathered keys are counted by the real backend's own method."""
         return 0
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, *_: Any) -> Tensor:
@@ -75,7 +75,7 @@ _INSTEAD: Final[dict[Any, Callable[..., Tensor]]] = {
     F.embedding: _embedding,
     F.layer_norm: lambda x, *_, **__: torch.empty_like(x),
 }
-"""Functions of torch that have no implementation on the meta device in what an engine imports of torch."""
+"""Functions of torch whose implementation on the meta device is not in the parts of torch that an engine imports."""
 
 
 class _Meter(TorchFunctionMode):

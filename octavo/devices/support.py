@@ -1,4 +1,4 @@
-"""What an engine may be asked for that not every device can do."""
+"""Features that a configuration may ask for and that not every device has."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
         lambda config: config.transfer.moves_blocks,
     ),
 }
-"""By the name that a device's `lacks` has."""
+"""The features by their names in a device's `lacks`."""
 
 
 def open_supporting(config: EngineConfig, platform: Platform, place: int = 0) -> Device:

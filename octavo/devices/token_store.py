@@ -1,4 +1,4 @@
-"""Where the tokens of a worker's sequences are kept."""
+"""The stores of the tokens of a worker's sequences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenStore(Protocol):
 
 
 _FEW = 16
-"""Up to as many tokens, one assignment each takes less time than one that gathers all."""
+"""Up to so many tokens, one assignment for each takes less time than one indexed assignment for all."""
 
 
 class HostTokenStore:
@@ -106,7 +106,8 @@ class DeviceTokenStore(HostTokenStore):
         out.copy_(self.at(self._sent(self.places(lines, positions))))
 
     def places(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where `on_device` has, seen as one line, those positions of lines; there is room for them."""
+        """Return the indices of these positions of lines in the flattened tensor of `on_device`; reserves room for
+        them."""
         self._reserve(0, int(positions.max()) + 1)
         return lines * self._there.shape[1] + positions
 

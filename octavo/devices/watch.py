@@ -1,4 +1,4 @@
-"""Finds what a step does on the host that would be left out where it is repeated without Python."""
+"""Finds work of a step on the host that a repetition without Python would leave out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Watch(TorchFunctionMode):
         self.obstacle: str | None = None
 
     def meet(self, obstacle: str) -> None:
-        """Note what a repetition would leave out."""
+        """Note an obstacle: work that a repetition would leave out."""
         self.obstacle = self.obstacle or obstacle
 
 
@@ -36,7 +36,7 @@ def watched(
 
 
 class _Lengths(Sequence[int]):
-    """Lengths of sequences, which are others in the next step."""
+    """Lengths of sequences, which differ from step to step."""
 
     def __init__(self, lengths: Sequence[int], meet: Callable[[str], None]) -> None:
         self._lengths = lengths

@@ -31,7 +31,7 @@ MAX_TOKENS: Final = 64
 """Larger steps are run by Python: their kernels take so long that calling them does not show."""
 
 MAX_RECORDINGS: Final = 64
-"""The one that was not used for longest goes first."""
+"""Most recordings that are kept; the least recently used one is dropped first."""
 
 _Key = tuple[int, ...]
 _num_guesses: Final = attrgetter("num_guesses")
@@ -43,7 +43,7 @@ class _Recording:
     hidden: Tensor
     """[tokens, hidden], where the calls write them."""
     kept: object
-    """What else the calls read: it must live as long as they do."""
+    """The other objects that the calls read: they must live as long as the calls."""
 
 
 class RecordedModel:
@@ -99,7 +99,7 @@ class RecordedModel:
 
 
 def _addresses(batch: ModelInput) -> _Key:
-    """Return what distinguishes batches for the kernels, except for the contents of their tensors."""
+    """Return the addresses and sizes by which kernels tell batches apart; the contents of tensors play no part."""
     first = batch.attention[0]
     return (
         len(batch.token_ids),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""How the library numbers element types."""
+"""The library's numbers of element types."""
 FLOAT_TYPES: Final = (torch.float32, torch.bfloat16)
 """The types that kernels compute in; others are left to the reference."""
 
@@ -34,11 +34,11 @@ _INSTALL = (
 )
 _SMALLEST_BYTES = 256
 _READY_BYTES = 64 << 10
-"""Largest tensor that is kept in its shape."""
+"""Bytes of the largest tensor that is kept in its shape for the next use."""
 _ALL_READY_BYTES = 16 << 20
-"""Most memory in such tensors."""
+"""Most bytes of all tensors that are kept in their shape."""
 _READY_OF_A_SHAPE = 16
-"""Most of them in one shape: looking through many costs more than making one."""
+"""Most tensors that are kept in one shape: looking through many costs more than making one."""
 
 
 class _Memory:
@@ -87,7 +87,7 @@ class CpuRuntime:
 
     @property
     def because(self) -> str:
-        """Why its kernels are chosen."""
+        """Why the kernels of the compiled library are chosen."""
         return f"compiled; runs at {self.instruction_set}"
 
     @property
@@ -97,7 +97,7 @@ class CpuRuntime:
 
     @property
     def threads(self) -> int:
-        """Threads that compute, the caller included."""
+        """The number of threads that compute, the caller included."""
         return int(self.cpu.threads)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -160,12 +160,12 @@ class CpuRuntime:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of activations, that of recordings not included."""
+        """Bytes of memory of activations, without those of recordings."""
         return self._memory.held
 
     @property
     def recorded_bytes(self) -> int:
-        """Memory of activations of recordings."""
+        """Bytes of memory of activations of recordings."""
         return self._memory_of_recordings.held
 
     def limit_memory(self, num_bytes: int) -> None:

@@ -229,7 +229,8 @@ def _check_vocabulary(status: int) -> None:
 
 
 class _Answer:
-    """Where a call writes: statuses [rows], draws [draws, 3], ids of listed tokens, their log-probabilities."""
+    """The memory that a call writes: statuses [rows], draws [draws, 3], ids of listed tokens, their
+    log-probabilities."""
 
     def __init__(self, num_rows: int, num_draws: int, num_listed: int) -> None:
         self.sizes = (num_rows, num_draws, num_listed)

@@ -203,7 +203,7 @@ class CudaDevice(ReferenceDevice):
             pages.release_from(0)
 
     def swap_space(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """Begin to pin memory, in a thread: gigabytes take seconds. The buffer of swaps is made at once."""
+        """Begin to pin memory in a thread, because gigabytes take seconds; allocate the buffer of swaps at once."""
         block_bytes = prod(shape[1:]) * dtype.itemsize
         if self._swaps is None or self._swaps.most_bytes < block_bytes:  # that of another cache group is too small
             self._swaps = Swaps(*self._streams(), self.torch_device, block_bytes)

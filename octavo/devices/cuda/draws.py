@@ -29,7 +29,7 @@ BLOCK: Final = 1024
 GROUP: Final = 64
 """Columns of a group, whose nearest token bounds top-k; if k exceeds the number of groups all tokens are listed."""
 SEARCHED: Final = {"BLOCK": 1024, "num_warps": 16}
-"""Constants of the single program of a row, which compares `BLOCK` entries at a time with 16 limits."""
+"""Constants of the one program that searches a row: it compares `BLOCK` entries at a time with 16 limits."""
 REFINED: Final = {"BLOCK": 4096, "CHUNK": 256}
 """Entries of a long list for each program, and how many of them it compares at a time."""
 STEPS: Final = 3
@@ -42,7 +42,7 @@ _MOST: Final = 2**31 - 1
 
 
 ASKED: Final = 8
-"""Numbers of a row in the kernels' argument `asked`."""
+"""Numbers per row in the kernels' argument `asked`."""
 _NO_KEY: Final = bytes(8)
 
 
@@ -79,11 +79,11 @@ class Draws(NamedTuple):
     """The tokens drawn from rows of logits, on the device."""
 
     largest: Tensor
-    """Logits, float32 [rows]; NaN where one is among them."""
+    """The largest logit of each row, float32 [rows]; NaN where the row has a NaN."""
     token_ids: Tensor
     """int64 [rows]."""
     told: Tensor
-    """Both, float64 [rows, 2], for the host."""
+    """Largest logits and token ids, float64 [rows, 2], for the host."""
 
 
 def likeliest_tokens(logits: Tensor, launch: Launcher) -> Draws:

@@ -13,7 +13,7 @@ _MAX_DYNAMIC_SHARED_SIZE: Final = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _INVALID_CONTEXT: Final = 201
 SHARED_BYTES: Final = 48 << 10
-"""Shared memory that a kernel may have without asking."""
+"""Bytes of shared memory that a kernel may use without setting the attribute."""
 _LOADS_LATE: Final = (12, 2)
 """From this version on kernels are loaded when they are first launched, without CUDA_MODULE_LOADING."""
 _SIGNATURES: Final = {

@@ -38,7 +38,7 @@ _IN_METADATA: Final = ("query_starts", "sequence_lengths", "block_tables", "slot
 
 
 class Graph:
-    """Kernels that were captured, and can be launched again together. Of a pool of memory one graph runs at a time."""
+    """Kernels that were captured, and can be launched again together. Graphs that share memory run one at a time."""
 
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._pool, self._stream = pool, stream
@@ -106,7 +106,7 @@ class GraphedModel:
         self._model, self._is_shared = model, is_shared
         self._make_graph = make_graph
         self._steps: dict[tuple[Hashable, ...], _Step] = {}
-        """By size, the least recently used one first."""
+        """The steps by size, the least recently used one first."""
         self._rooms: Rooms = {}
         self._results: Any = None
         """What the model returns, with MAX_ROWS rows: graphs write its results here."""

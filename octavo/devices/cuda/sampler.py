@@ -132,7 +132,7 @@ class CudaSampler(ReferenceSampler):
     def _described(
         self, logits: Tensor, largest: Tensor, owners: Sequence[int], token_ids: Tensor, wanted: Sequence[int | None]
     ) -> Tensor:
-        """Return what `described` does of tokens in rows `owners`."""
+        """Return the result of `described` for tokens in rows `owners`."""
         num_top, made = min(max(each or 0 for each in wanted), logits.shape[1]), []
         # as many at a time as there are rows: so much is planned for
         for part in (slice(*each) for each in chunks(len(owners), len(logits))):

@@ -22,7 +22,7 @@ from octavo.ops.registry import Implementation
 
 
 class Small(Protocol):
-    """What queries choose by: [tokens, heads, size], and the weight of each, float32 [tokens, heads]."""
+    """The small queries that choose tokens, [tokens, heads, size], and the weight of each, float32 [tokens, heads]."""
 
     @property
     def queries(self) -> Tensor: ...
@@ -31,8 +31,8 @@ class Small(Protocol):
 
 
 class Keys(NamedTuple):
-    """Where small keys are: behind the `begin` first values of a vector of every `rate` tokens in a cache [blocks,
-    values]."""
+    """The place of small keys in a cache [blocks, values]: every `rate` tokens have a vector, and the key follows its
+    first `begin` values."""
 
     cache: Tensor
     metadata: TokenRows

@@ -39,7 +39,7 @@ def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuR
 
 
 def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Return a function of a gate beside its other factor, by the library's number."""
+    """Return a function of x whose halves are a gate and the other factor, by the library's number."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def compute(x: Tensor, *parameters: float) -> Tensor:

@@ -29,7 +29,7 @@ def make_embedding(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
 
 def make_share_ids(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.vocabulary.share_ids` likewise."""
+    """Return `octavo.ops.vocabulary.share_ids` on the compiled library."""
     kernel, empty = runtime.cpu.share_ids, runtime.empty
 
     def share_ids(ids: Tensor, start: int, rows: int, total: int) -> Tensor:
@@ -43,7 +43,7 @@ def make_share_ids(runtime: CpuRuntime) -> Callable[..., Tensor]:
 
 
 def make_share_rows(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Make `octavo.ops.vocabulary.share_rows` likewise."""
+    """Return `octavo.ops.vocabulary.share_rows` on the compiled library."""
     kernel = runtime.cpu.share_rows
 
     def share_rows(found: Tensor, ids: Tensor, start: int, rows: int) -> Tensor:

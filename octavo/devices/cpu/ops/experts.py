@@ -15,7 +15,7 @@ from octavo.ops.prepare_linear import LinearShape
 from octavo.ops.registry import Implementation
 
 _SCORES: Final = {"softmax": 0, "sigmoid": 1, "softmax_near": 2, "softplus_root": 3}
-"""How the library numbers them; the reference computes others."""
+"""The library's numbers of the scores; the reference computes others."""
 
 
 class PanelStack(PreparedStack):

@@ -19,7 +19,7 @@ _WEIGHED, _MIXED, _NORMED, _REPEATED = range(4)
 
 
 class _Mixings:
-    """What blocks read and write of streams, by one kernel."""
+    """The weights with which blocks read and write streams, by one kernel."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._kernel, self._empty = runtime.cpu.hyper_mixing, runtime.empty

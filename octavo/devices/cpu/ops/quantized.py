@@ -24,7 +24,7 @@ _ZEROS = ("none", "zeros", "minimums")
 _STEP = 64
 _TILE_COLUMNS = 16
 _PACKED_BYTES = 32 << 20
-"""Codes that are brought into panels at once."""
+"""Bytes of codes that are packed into panels at once."""
 
 
 def format_code(spec: CodeSpec) -> int:

@@ -18,7 +18,7 @@ _PREDICTED, _CORRECTED, _ADDED, _SPREAD, _MEAN, _LARGEST_GATES = range(6)
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a kernel reads: `count` streams of width `dim`, and what goes with them."""
+    """The arguments of a kernel: `count` streams of width `dim`, and the tensors that belong to them."""
 
     parts: Sequence[Tensor]
     count: int

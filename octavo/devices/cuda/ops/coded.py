@@ -26,17 +26,17 @@ STEP: Final = 64
 INPUTS: Final = 256
 """Inputs that a program may read at once: weights have zeros up to whole ones."""
 SKINNY: Final = {"BM": 8, "BN": 16, "STEPS": 4, "num_warps": 1, "num_stages": 4}
-"""The tile of few rows: as many programs as can read the weight, and each one asks early for much of it. BM of these
-tiles counts rows of codes: a token has one for each plane."""
+"""The tile of few rows: it is small, so that enough programs read the weight, and each requests much of it early. BM of
+these tiles counts rows of codes: a token has one for each plane."""
 MIDDLE: Final = {"BM": 32, "BN": 32, "STEPS": 4, "num_warps": 2, "num_stages": 4}
 LARGE: Final = {"BM": 64, "BN": 64, "STEPS": 2, "num_warps": 4, "num_stages": 3}
 OF_FACTORS: Final = {**LARGE, "BM": 32, "STEPS": 4}
-"""The same where two levels of sums are kept in registers."""
+"""The tile of many rows where two levels of sums are kept in registers."""
 WIDE: Final = {"BM": 128, "BN": 128, "STEPS": 2, "num_warps": 8, "num_stages": 3}
-"""Of prompts, where the sums of all inputs are integers: registers are for them alone while they are made."""
+"""The tile of prompts where the sums over all inputs are integers: meanwhile registers hold nothing else."""
 OF_FLOATS: Final = {**WIDE, "STEPS": 1}
-"""Of prompts with 16 bits beside MXFP4, whose codes take most instructions: twice as many rows share what is unpacked.
-With 8 bits it would spill."""
+"""The tile of prompts with activations of 16 bits and weights in MXFP4, where unpacking takes most instructions: twice
+as many rows share it. With 8 bits registers would spill."""
 UNFUSED: Final = {"enable_fp_fusion": False}
 """Products and sums are rounded one by one, as the reference does it."""
 QUANTIZED: Final = {"BLOCK": 4096, "num_warps": 8}

@@ -28,9 +28,9 @@ _MANY_ROWS: Final = 64
 _LEAST: Final = 128
 """Least number of experts whose row counts a program reads: fewer are not faster, and would need other binaries."""
 FEW: Final = 16
-"""Rows of which reading the weight is all that takes time, whoever multiplies."""
+"""Up to so many rows, the time of a product is the time to read the weight, by cuBLAS and by Triton."""
 _READING: Final = {"BN": 32, "BK": 128, "num_warps": 4, "num_stages": 5}
-"""Columns and inputs of tiles of up to 64 rows: as many programs as can read the weight."""
+"""Columns and inputs of tiles of up to 64 rows: small ones, so that enough programs read the weight."""
 _READING_GATED: Final = {**_READING, "num_stages": 4}
 """The same with a gate, whose stages are larger: three programs of 16 rows share an SM of Hopper, as without one."""
 MEDIUM: Final = {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
@@ -39,12 +39,12 @@ MANY_GATED: Final = {**MANY, "num_stages": 3}
 _FULL: Final = 96
 """Programs of the largest tile that keep a GPU busy."""
 _PROGRAMS, _LONG = {False: 128, True: 192}, 4096
-"""Programs that read a weight at full speed, of fewer and of at least so many inputs."""
+"""Programs that read a weight at full speed: with fewer inputs than `_LONG`, and with at least as many."""
 _LEAST_CHUNK: Final = 256
 AT_ONCE: Final = (2, 4)
-"""Numbers of chunks that a program may compute beside each other, of as many fewer columns."""
+"""Numbers of chunks that a program may compute in parallel; its tile has fewer columns by the same factor."""
 _MOST_AT_ONCE: Final = 8
-"""Most rows of such a program, which reads all their inputs, where each chunk's program reads those of the chunk."""
+"""Most rows of a program that computes chunks in parallel: it reads all inputs of its rows, not those of one chunk."""
 
 
 def chunks_of(columns: int, inputs: int) -> tuple[int, int]:

@@ -13,13 +13,13 @@ from octavo.ops.recurrent import NO_LIMITS, Limits, TokenRows
 from octavo.ops.registry import Implementation
 
 CHANNELS: Final = 256
-"""Of a program of a convolution."""
+"""Channels of a program of a convolution."""
 TOKENS: Final = 16
-"""Of a program of a convolution where a row may have more than one: no fewer than a state has inputs."""
+"""Tokens of a program of a convolution where a row may have several: at least as many as a state has inputs."""
 MATRIX: Final = 2048
 """Elements of a head's matrix that one warp keeps in registers."""
 SCANNED: Final = 512
-"""Elements of Mamba's states of which one warp computes the decays."""
+"""Elements of Mamba's states whose decays one warp computes."""
 
 
 def short_convolution(
