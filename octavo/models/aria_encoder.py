@@ -35,7 +35,7 @@ class _Attention(nn.Module):
 
 
 class AriaReader(ImageReader):
-    """What the text model becomes one that reads images with."""
+    """The base class that lets the text model read images."""
 
     IGNORED = (*ImageReader.IGNORED, r"vision_tower\.post_layernorm\..*")
 

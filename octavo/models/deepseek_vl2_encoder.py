@@ -54,7 +54,7 @@ class _Encoder(nn.Module):
 
 
 class DeepseekVl2Reader(ImageReader):
-    """What the text model becomes one that reads images with."""
+    """The base class that lets the text model read images."""
 
     ENCODER = _Encoder
     encoder: _Encoder

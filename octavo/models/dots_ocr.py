@@ -32,7 +32,7 @@ class _Encoder(nn.Module):
 
 
 class DotsOcrReader(ImageReader):
-    """What Qwen2's class becomes dots.ocr with, as the base before it."""
+    """Placed as the base before Qwen2's class, it makes that class dots.ocr."""
 
     ENCODER = _Encoder
 

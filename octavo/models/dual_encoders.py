@@ -63,7 +63,7 @@ class CLIPModel(GatedDecoder):
     }
     IGNORED = (r"logit_(scale|bias)", r".*\.position_ids")
     HAS_BIAS: ClassVar[bool] = False
-    """Whether the projection has one."""
+    """Whether the projection has a bias."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> DualConfig:

@@ -21,7 +21,7 @@ from octavo.layers.layer import Layer, TensorSlot
 from octavo.models.fallback.library import library_version, refusal
 
 _STACKS: Final = ("layers", "layer", "blocks", "block")
-"""What transformers calls the layers of an encoder."""
+"""The names that transformers gives to the list of an encoder's layers."""
 _IN_TUPLES: Final = ("Llama4VisionEncoderLayer",)
 """Layers that return what they make in a tuple."""
 

@@ -112,8 +112,8 @@ class ClassifierHead(LabelHead):
 
 
 class MaskedHead(nn.Module):
-    """What BERT guesses masked tokens with: dense layer, activation and norm before the embedding's table, and a bias
-    behind it."""
+    """BERT's head for guesses of masked tokens: dense layer, activation and norm before the embedding's table, and a
+    bias behind it."""
 
     def __init__(self, c: EncoderConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Gemma 3n reads beside text: images by MobileNetV5, sounds by transformers' Universal Speech Model.
+"""The encoders of Gemma 3n: MobileNetV5 for images, transformers' Universal Speech Model for sounds.
 
 Both encoders have an embedder, with a small table for the tokens that belong to their kind. Of these the token behind
 an image or a sound stands in prompts, and the last one fills a sound up: a sound always has as many vectors as half a
@@ -54,7 +54,7 @@ class _Encoders(nn.Module):
 
 
 class Gemma3nReader(SoundReader):
-    """What the text model becomes one that reads images and sounds with."""
+    """The base class that lets the text model read images and sounds."""
 
     ENCODER = _Encoders
     encoder: _Encoders

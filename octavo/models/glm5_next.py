@@ -37,7 +37,7 @@ from octavo.models.streams import HyperLayer, StreamsConfig, StreamsDecoder, rea
 from octavo.ops.compressed import SmallQueries
 
 _KEY_EPS: Final = 1e-6
-"""Of the norm of small keys."""
+"""The eps of the norm of small keys."""
 _KINDS: Final = {"linear_attention": RECURRENT, "indexed_attention": ATTENTION, "full_attention": ATTENTION}
 
 

@@ -22,7 +22,7 @@ _OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_
 
 
 class SoundReader(ImageReader):
-    """What a text model's class becomes one that reads sounds with, as the base before it."""
+    """Placed as the base before a text model's class, it lets that class read sounds."""
 
     IGNORED = (*DecoderStack.IGNORED, r".*\.(?:position_ids|num_batches_tracked)")
     UNUSED = ()
@@ -84,15 +84,15 @@ def _times(config: Any, window: int, token_ids: None, lengths: Tensor, size: int
 
 
 class BothReader(SoundReader):
-    """What a text model's class becomes one that reads images and sounds with, or images alone."""
+    """Placed as the base before a text model's class, it lets that class read images and sounds, or images alone."""
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         return SoundReader.encode(self, kind, arrays) if kind == "audio" else ImageReader.encode(self, kind, arrays)
 
 
 class OmniReader(SoundReader):
-    """What a text model's class becomes one that reads images, videos and sounds with: the thinker of a model that
-    also speaks, whose other parts are left out."""
+    """Placed as the base before a text model's class, it lets that class read images, videos and sounds: the thinker of
+    a model that also speaks, whose other parts are left out."""
 
     IGNORED = (*SoundReader.IGNORED, r"(?:talker|token2wav|code2wav)\..*")
 

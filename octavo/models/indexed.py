@@ -22,7 +22,7 @@ from octavo.models.latent import LatentConfig
 from octavo.ops.chosen_tokens import SmallHeads
 
 KEY_EPS: Final = 1e-6
-"""Of norms of what a choice is made by."""
+"""The eps of the norms of an indexer's keys."""
 
 
 @dataclass(frozen=True, slots=True)

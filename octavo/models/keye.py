@@ -1,4 +1,4 @@
-"""What Keye-VL 1.5 makes of the vectors of PaddleOCR-VL's encoder, which is also its own.
+"""Keye-VL 1.5: it has the encoder of PaddleOCR-VL, and its own projection of the encoder's vectors.
 
 Source: https://arxiv.org/abs/2509.01563.
 """
@@ -34,7 +34,7 @@ class _Projector(nn.Module):
 
 
 class KeyeReader(ImageReader):
-    """What Qwen3's class becomes Keye-VL 1.5 with, as the base before it."""
+    """Placed as the base before Qwen3's class, it makes that class Keye-VL 1.5."""
 
     def _of_library(self, library: Any) -> nn.Module:
         made: Any = super()._of_library(library)

@@ -33,9 +33,9 @@ class LatentConfig(DecoderConfig):
     q_rank: int | None
     """Width that queries are made from; None where they are made from the stream."""
     latent_eps: float = 1e-6
-    """Of the norms of latents, whatever that of the stream is."""
+    """The eps of the norms of latents; the norms of the stream may have another."""
     latent_factor: float = 1.0
-    """What normalised latents are multiplied with."""
+    """The factor of normalised latents."""
     has_query_gates: bool = False
     """Whether queries are made of `q_rank` elements behind their norm and before it, and results of heads are
     multiplied with the sigmoid of gates that are stored with the queries."""

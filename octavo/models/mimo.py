@@ -37,7 +37,7 @@ class MiMoConfig(DecoderConfig):
     value_dim: int
     """Elements of a value."""
     value_factor: float
-    """What values are multiplied with."""
+    """The factor of values."""
     is_joined: bool
     """Whether queries, keys and values are one stored tensor."""
 
@@ -105,7 +105,7 @@ class MiMoV2FlashForCausalLM(GatedDecoder):
     SHARE: ClassVar[float] = 0.334
     """The share of a head that is rotated, where the config does not say."""
     FACTOR: ClassVar[float | None] = 0.707
-    """What values are multiplied with, likewise."""
+    """The factor of values."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> MiMoConfig:

@@ -1,5 +1,6 @@
-"""What MiniCPM-V 2.6 to 4.5 read images with: SigLIP by slices, each of which becomes as many vectors as there are
-queries; and MiniCPM-o sounds: Whisper's encoder, in which a second sees those before it, and the means of its vectors.
+"""The encoders of MiniCPM-V 2.6 to 4.5 and MiniCPM-o. Images: SigLIP by slices, each of which becomes as many vectors
+as there are queries. Sounds (MiniCPM-o): Whisper's encoder, in which each second sees the seconds before it;
+neighbouring vectors are averaged.
 
 Source: https://arxiv.org/abs/2408.01800.
 """
@@ -125,7 +126,7 @@ class _Encoder(nn.Module):
 
 
 class MiniCPMReader(SoundReader):
-    """What the text model becomes one that reads images and sounds with, or images alone."""
+    """The base class that lets the text model read images and sounds, or images alone."""
 
     ENCODER = _Encoder
     encoder: _Encoder

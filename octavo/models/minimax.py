@@ -22,7 +22,7 @@ from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, read_kinds
 from octavo.models.sparse import NUMBERED, numbered_names, read_mixture
 
 Factors = tuple[float, float]
-"""Those of the stream and of what joins it."""
+"""The factor of the stream, and that of the block's output that is added to it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""What Nemotron 3 Omni and Nemotron Nano 2 VL read images with: RADIO, of whose vectors neighbours are joined and
-projected; and sounds: Parakeet.
+"""The encoders of Nemotron 3 Omni and Nemotron Nano 2 VL. Images: RADIO, whose neighbouring vectors are joined and
+projected. Sounds: Parakeet.
 
 Source: NVIDIA's releases.
 """
@@ -64,7 +64,7 @@ class _Encoder(nn.Module):
 
 
 class NemotronReader(SoundReader):
-    """What the text model becomes one that reads images and sounds with, or images alone."""
+    """The base class that lets the text model read images and sounds, or images alone."""
 
     ENCODER = _Encoder
     encoder: _Encoder
@@ -112,7 +112,7 @@ class NemotronReader(SoundReader):
 
 
 class SquaresReader(NemotronReader):
-    """Likewise Nemotron Nano 2 VL, whose images become tiles."""
+    """The reader of Nemotron Nano 2 VL, whose images become tiles."""
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image. arrays: as of `NemotronReader`, of tiles below each other."""

@@ -22,7 +22,7 @@ from octavo.models.config import DecoderConfig
 from octavo.models.hybrid import ATTENTION, RECURRENT, HybridConfig, HybridDecoder, read_kinds, stored_convolutions
 
 _EPS = 1e-5
-"""Of the norms behind the delta rule, whatever that of the stream is."""
+"""The eps of the norms behind the delta rule; the norms of the stream may have another."""
 
 
 _STORED_NORMS: Final = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}

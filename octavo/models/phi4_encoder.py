@@ -1,4 +1,4 @@
-"""What Phi-4-multimodal reads images with: SigLIP by tiles, of whose vectors four neighbours become one; and sounds: a
+"""The encoders of Phi-4-multimodal. Images: SigLIP by tiles, where four neighbouring vectors become one. Sounds: a
 conformer, whose vectors are projected in another way where the prompt has images.
 
 The rows of all tiles together, without what fills them up, come first, each with a vector for its end; then one vector,
@@ -79,7 +79,7 @@ class _Encoder(nn.Module):
 
 
 class Phi4Reader(SoundReader):
-    """What the text model becomes one that reads images and sounds with, or images alone."""
+    """The base class that lets the text model read images and sounds, or images alone."""
 
     ENCODER = _Encoder
     encoder: _Encoder

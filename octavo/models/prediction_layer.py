@@ -156,7 +156,7 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
 
 
 class PredictionLayer(Borrower):
-    """What a family's class becomes the first of its prediction layers with, as the base before it.
+    """Placed as the base before a family's class, it makes that class the first of the family's prediction layers.
 
     Its input and its result are those of a `DraftHead`: the states are the model's last hidden states.
     """

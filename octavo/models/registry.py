@@ -1,4 +1,4 @@
-"""From the architecture that a checkpoint names to the class that implements it, which has the same name.
+"""Maps the architecture that a checkpoint names to the class that implements it, which has the same name.
 
 The `model_type` of a family selects it where config.json names no architecture.
 """

@@ -1,4 +1,4 @@
-"""What NVIDIA's models of pages read images with: SigLIP by tiles, of whose vectors two by two are joined.
+"""The encoder of NVIDIA's models of pages: SigLIP by tiles; each two by two of its vectors are joined.
 
 Source: https://arxiv.org/abs/2501.14818 (Eagle 2).
 """
@@ -37,7 +37,7 @@ class _Encoder(nn.Module):
 
 
 class SiglipReader(ImageReader):
-    """What the text model becomes one that reads images with."""
+    """The base class that lets the text model read images."""
 
     ENCODER = _Encoder
     encoder: _Encoder

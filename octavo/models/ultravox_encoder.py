@@ -1,4 +1,4 @@
-"""What Ultravox hears with: Whisper's encoder, of whose vectors several neighbours become one.
+"""Ultravox's encoder of sounds: Whisper's, where several neighbouring vectors become one.
 
 Source: Fixie's releases.
 """
@@ -62,7 +62,7 @@ class _Encoder(nn.Module):
 
 
 class UltravoxReader(SoundReader):
-    """What the text model becomes one that reads sounds with.
+    """The base class that lets the text model read sounds.
 
     Each window of a sound is encoded without silence behind it, as releases encode sounds of one window.
     """

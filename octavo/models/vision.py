@@ -45,7 +45,7 @@ _CLASS: Final = re.compile(r"For[A-Z]\w+$")
 
 
 class ImageReader(DecoderStack):
-    """What a text model's class becomes one that reads images with, as the base before it."""
+    """Placed as the base before a text model's class, it lets that class read images."""
 
     ARCHITECTURE: ClassVar[str]
     FAMILY: ClassVar[MediaFamily]

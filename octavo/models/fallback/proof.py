@@ -42,7 +42,7 @@ _CUT: Final = 23
 _DECODED: Final = 3
 _NUM_BLOCKS: Final = 16
 _MOST_PARAMETERS: Final = 1 << 27
-"""Of the small copy, whose heads have their full size."""
+"""The limit of parameters of the small copy, whose heads keep their full size."""
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class Recording(NamedTuple):
     causal: Any
     """The class's module, its weights on the meta device."""
     calls: dict[str, Call]
-    """By the path of the attention module, in the order of layers."""
+    """The calls by the path of their attention module, in the order of layers."""
     inexact: tuple[str, ...]
     """Paths of the modules that call functions of torch whose bits depend on the batch."""
 
