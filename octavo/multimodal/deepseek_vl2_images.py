@@ -40,7 +40,7 @@ class DeepseekVl2Images:
         return {"pixel_values": pixels, "grids": np.array(grids, np.int64)}
 
     def _best(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size that keeps most pixels of an image, and of several the smallest; else the first."""
+        """Return the size that keeps most pixels of an image; of equal ones the smallest, and of these the first."""
 
         def kept(size: tuple[int, int]) -> tuple[int, int]:
             scale = min(size[0] / width, size[1] / height)

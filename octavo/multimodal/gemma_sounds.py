@@ -44,8 +44,8 @@ class Around(NamedTuple):
     group: int | None = None
 
     def write(self, written: list[int], token: int, made: Sequence[MediaInput]) -> list[MediaInput]:
-        """Return the parts of a sound with their places, whose tokens are added to `written`, which has the first of
-        those before them."""
+        """Return the parts of a sound with their places, and add their tokens to `written`, which already has those of
+        `before` for the first part."""
         total, count, placed = sum(each.num_embeddings for each in made), 0, []
         size = self.group or total
         for each in made:

@@ -162,8 +162,8 @@ class Lfm2VlImages:
         return self._pixels.tiles(image, columns, rows, self._tile, self._tile) + scaled * self._has_thumbnail
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of tiles: (1, 1) for an image that is not large, else those with the closest ratio of
-        sides, and of several the most tiles of which the image fills half."""
+        """Return columns and rows of tiles: (1, 1) for an image that is not large, else the result of
+        `closest_grid`."""
         least, most = self._tiles
         area = math.prod(max(self._patch, self._rounded(each)) for each in (width, height))
         if most == 1 or area <= self._counts[1] * self._token**2 * self._tolerance:
@@ -311,4 +311,5 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Phi4MultimodalImageProcessor": Phi4Images,
     "Step3p7ImageProcessor": StepImages,
 }
-"""By transformers' names; made of the settings and of config.json. Raise CheckpointError or UnsupportedModel."""
+"""The classes by transformers' names. Called with settings and config.json, they raise CheckpointError or
+UnsupportedModel."""

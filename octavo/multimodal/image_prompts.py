@@ -72,7 +72,7 @@ class ImagePrompts:
             marker, word = ids[0], None
         numbers = range(1, 1 + min(limits["image"], _MOST_NUMBERED))
         self.words = {} if word is None else dict.fromkeys((word.format(number) for number in numbers), "image")
-        """The texts that stand for an image in texts, where they are no tokens, with the kind."""
+        """The words that stand for an image in a text and are not tokens, with the kind."""
         self.marker = marker
         """The token that stands for an image before it is written out."""
         self._markers = {marker: "image"}
@@ -104,7 +104,7 @@ class ImagePrompts:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What prompts may bring: images, mostly also videos."""
+        """The kinds of inputs that prompts may have: images, and in most families videos."""
         return frozenset(self._markers.values())
 
     def expand(self, token_ids: Sequence[int], given: Mapping[str, Any]) -> tuple[list[int], tuple[MediaInput, ...]]:
@@ -150,7 +150,8 @@ class ImagePrompts:
         return self._lines.behind(written, tokens) if self.writer.joins_lines else tokens
 
     def _image(self, context: Context, image: Any, written: list[int]) -> tuple[list[int], MediaInput, None]:
-        """Return what is written of an image behind `written`, which loses line breaks that are joined with its own."""
+        """Return the tokens of an image; `written` loses its last line breaks where they are joined with the
+        image's."""
         most = self.writer.most_cut
         made = self.arrays(decoded(image), **({} if most is None else {"is_cut": context.num_images <= most}))
         tokens = self._with_lines(written, self.writer.tokens(context, self._token, made))
@@ -168,7 +169,7 @@ class ImagePrompts:
         return tokens, MediaInput("image", *made_of, is_apart=self.writer.is_apart, num_before=num_before), None
 
     def _video(self, context: Context, given: Any, written: list[int]) -> tuple[list[int], MediaInput, int | None]:
-        """Return what is written of a video behind `written`, and the token behind the marker that is left out."""
+        """Return the tokens of a video after `written`, and the token after the marker that is left out."""
         assert self._videos is not None
         made = self._videos.write(context, self._video_token, self._video_settings, self.arrays, decoded_video(given))
         left_out = None

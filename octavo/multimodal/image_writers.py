@@ -44,7 +44,7 @@ def _janus(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _pixtral(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of the image end with a token of their own, the last row with another."""
+    """Return the rows of an image: each ends with a line token, the last one with another token."""
     patch = context.vision.positive("patch_size") * context.config.positive("spatial_merge_size", 1)
     height, width = (int(each) // patch for each in arrays["image_sizes"][0])
     (line_end,), (end,) = context.encode("[IMG_BREAK]"), context.encode("[IMG_END]")
@@ -69,7 +69,7 @@ def _qwen(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _step(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Windows by rows, and the whole image behind them. Behind the encoder two convolutions halve its sides."""
+    """Return the windows row by row, then the whole image. Two convolutions after the encoder each halve its sides."""
     patch = context.vision.positive("patch_size", 14)
     tiles = arrays.get("pixel_values_local", arrays["pixel_values"])
     counts = [math.ceil(int(each.shape[-1]) // patch / 4) ** 2 for each in (tiles, arrays["pixel_values"])]
@@ -90,7 +90,7 @@ def _hunyuan_grid(context: Context, arrays: Arrays) -> tuple[int, int]:
 
 
 def _hunyuan(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows, each with a vector for its end, and one vector before and one behind them."""
+    """Return the rows, each with a vector for its end, with one vector before the first row and one after the last."""
     return [*_hunyuan_rows(context, token, arrays), token, token]
 
 
@@ -103,7 +103,7 @@ def _video_llama(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _gemma3(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """The whole image, and pieces of it behind that where the processor cuts them (pan and scan)."""
+    """Return the whole image, then its pieces where the processor cuts any (pan and scan)."""
     config, lines = context.config, context.encode("\n\n")
     begin, end = (first_positive(config, keys) for keys in (_BEGIN, ("eoi_token_index", "eoi_token_id")))
     one = [*lines, begin, *[token] * config.positive("mm_tokens_per_image", 256), end, *lines]
@@ -134,7 +134,8 @@ def _gemma4(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _is_seen_whole(config: Section) -> bool:
-    """Small models of Gemma 4 see images as they see text."""
+    """Return whether tokens of an image attend to each other: in small models of Gemma 4 they are causal, as text
+    is."""
     text = config.section("text_config") or config
     return text.values.get("use_bidirectional_attention") == "vision"
 
@@ -148,7 +149,7 @@ def indicators(config: Section) -> list[int]:
 
 
 def _ovis(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """The whole image, and behind it several tiles by rows and columns. What is around them are vectors, too."""
+    """Return the whole image, then the tiles by rows and columns. The tokens around tiles stand for vectors, too."""
     vision, (rows, columns) = context.vision, (int(each) for each in arrays["grids"][0])
     side = vision.positive("image_size", 224) // vision.positive("patch_size", 14)
     tile = [token] * math.ceil(side / vision.positive("hidden_stride", 1)) ** 2
@@ -158,7 +159,7 @@ def _ovis(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """The number of an image, the whole of it, and behind that the rows of its slices."""
+    """Return the number of an image, the whole image, and the rows of its slices."""
     merged = 4 if context.settings.get("downsample_mode") == "4x" else 16
     counts = [int(height * width) // merged for height, width in arrays["target_sizes"]]
     if (num_queries := context.config.optional_positive("query_num")) is not None:
@@ -174,7 +175,7 @@ def _minicpm(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _sam_side(context: Context, pixels: NDArray[Any]) -> int:
-    """Return rows of vectors of [pieces, 3, side, side]: behind the patches two convolutions halve their sides."""
+    """Return how many rows of vectors a piece of [pieces, 3, side, side] has: a quarter of its rows of patches."""
     sam = context.vision.section("sam_config") or context.vision
     return math.ceil(int(pixels.shape[-1]) // sam.positive("patch_size", 16) / 4)
 
@@ -185,7 +186,8 @@ def _got_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of all tiles together, and of the whole image, each with a vector for its end, and one for the image's."""
+    """Return the rows of all tiles together and of the whole image, with a vector for each row's end and the
+    image's."""
     side = _sam_side(context, arrays["pixel_values"])
     count = 1 + side * (side + 1)
     if "pixel_values_local" in arrays:
@@ -195,14 +197,14 @@ def _deepseek_ocr(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _deepseek_ocr2(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles, the whole image, and a vector for its end. Small ones become 144 vectors, others 256."""
+    """Return tiles, the whole image, and a vector for its end. A small piece becomes 144 vectors, a large one 256."""
     pieces = [arrays[name] for name in ("pixel_values", "pixel_values_local") if name in arrays]
     counts = [len(each) * (256 if _sam_side(context, each) ** 2 > 144 else 144) for each in pieces]
     return [token] * (1 + sum(counts))
 
 
 def _deepseek_vl2(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of the whole image, one vector, and rows of all tiles together; each row has a vector for its end."""
+    """Return the rows of the whole image, one vector, and the rows of all tiles; each row has a vector for its end."""
     side = math.ceil(int(arrays["pixel_values"].shape[-1]) // context.vision.positive("patch_size", 16) / 2)
     rows, columns = (int(each) * side for each in arrays["grids"][0])
     return [token] * (side * (side + 1) + 1 + rows * (columns + 1))
@@ -231,7 +233,7 @@ def _minimax(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _phi3v(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of all tiles together and of the whole image, each with a vector for its end, and one between them."""
+    """Return the rows of all tiles and of the whole image, each with a vector for its end, and one between both."""
     vision = context.vision
     side = vision.positive("image_size", 336)
     tile = side // vision.positive("patch_size", 14) // 2
@@ -240,8 +242,8 @@ def _phi3v(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _phi4(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Rows of all tiles together, without what fills them up, and of the whole image, each with a vector for its end,
-    and one between them."""
+    """Return the rows of all tiles, without padding, and of the whole image, each with a vector for its end, and one
+    between both."""
     mask = arrays["image_attention_mask"][0][:, ::2, ::2]
     tile = len(mask[0])
     rows, columns = (int(each) // context.vision.positive("image_size", 448) for each in arrays["image_sizes"][0])
@@ -265,9 +267,9 @@ _SIZED: Final = ("pixel_values", "image_sizes")
 _PATCHES: Final = ("pixel_values", "image_grid_thw")
 _QWEN: Final = ImageWriter(_qwen, _PATCHES, grid=_qwen_grid)
 _QWEN_IN_LINE: Final = _QWEN._replace(grid=None)
-"""Whose vectors have the positions of their tokens."""
+"""As `_QWEN`, but vectors have the positions of their tokens."""
 _ALONE: Final = ImageWriter(lambda context, token, arrays: [token], is_alone=True)
-"""A token of the tokenizer, of which nothing is read."""
+"""Writes one token for an image; the token itself is not read."""
 _MINICPM: Final = ImageWriter(_minicpm, ("pixel_values", "target_sizes"))
 
 IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
@@ -320,4 +322,4 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     "step": ImageWriter(_step, _LOCAL),
     "video_llama": ImageWriter(_video_llama, (*_PATCHES, "image_merge_sizes")),
 }
-"""By `images` of a `MediaFamily`."""
+"""The writers by `images` of a `MediaFamily`."""

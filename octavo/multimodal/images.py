@@ -15,7 +15,7 @@ MOST_BYTES: Final = 20 << 20
 """Most bytes of one encoded image."""
 
 MOST_LENGTHS: Final = 200
-"""How often the shorter side of an image goes into the longer one at most: processors scale the shorter one up."""
+"""Largest ratio of the longer side of an image to the shorter one: processors scale the shorter one up."""
 
 _MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 """Pillow's modes with at most eight bits for a value."""

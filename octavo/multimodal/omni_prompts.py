@@ -16,7 +16,7 @@ class OmniPrompts:
     def __init__(self, images: ImagePrompts, sounds: SoundPrompts) -> None:
         self._images, self.sounds = images, sounds
         self.kinds = images.kinds | sounds.kinds
-        """What prompts may bring."""
+        """The kinds of inputs that prompts may have."""
         self.marker, self.words = images.marker, {**images.words, **sounds.words}
         """The token that stands for an image before it is written out, and texts that stand for inputs, by kind."""
 

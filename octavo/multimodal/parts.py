@@ -1,4 +1,4 @@
-"""Images, videos and sounds in the messages of conversations, of which templates see only that they are there."""
+"""Images, videos and sounds in the messages of conversations: a template sees a placeholder for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS: Final = {
     "input_audio": ("audio", "input_audio"),
     "audio": ("audio", "audio"),
 }
-"""Types of parts that are images, videos and sounds, and where each has what it brings."""
+"""Types of parts that are images, videos and sounds: the kind of each, and the key that holds its input."""
 
 
 def without_media(

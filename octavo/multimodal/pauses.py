@@ -1,4 +1,4 @@
-"""Where a sound that is still coming may be cut: in a pause of who speaks."""
+"""Finds the pauses in speech at which a sound that still arrives may be cut."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LEAST_S: Final = 5.0
 TIRED_S: Final = 25.0
 """Seconds from which on a shorter pause is enough."""
 MOST_S: Final = 30.0
-"""Seconds behind which a piece is cut in any case."""
+"""Seconds after which a piece is cut in any case."""
 _PAUSE_S, _SHORT_PAUSE_S = 0.4, 0.1
 _QUIET: Final = 0.1
-"""What is quiet, relative to the loudest part of a piece."""
+"""Loudness up to which a part is quiet, relative to the loudest part of a piece."""
 _PART_S: Final = 0.1
-"""Seconds whose loudness is measured together."""
+"""Seconds of a part, whose loudness is measured as a whole."""
 
 
 class Pauses:
@@ -24,7 +24,7 @@ class Pauses:
 
     def __init__(self, rate: int) -> None:
         self.part_bytes = 2 * round(_PART_S * rate)
-        """How much is to be added at once."""
+        """Bytes to add at once."""
         self._second = 2 * rate
         self._num_bytes = self._num_quiet = 0
         self._loudest = 0.0

@@ -52,7 +52,8 @@ class Pixels(NamedTuple):
 
     @classmethod
     def in_steps(cls, settings: Section, resample: int) -> Pixels:
-        """Read likewise, with the rounding of each step: bytes to colors up to 1, minus the mean, by the deviation."""
+        """Read settings as `read` does. Each step is rounded: bytes to colors up to 1, minus the mean, by the
+        deviation."""
         made = cls.read(settings, resample, [0.5], [0.5])
         given = (settings.values.get(name) or [0.5] for name in ("image_mean", "image_std"))
         mean, std = (np.broadcast_to(np.array(each, np.float32), 3).reshape(3, 1) for each in given)
@@ -100,8 +101,8 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> tuple[int, int]:
-    """Return the columns and rows of tiles with the closest ratio of sides, and of several the most tiles of which the
-    image fills half."""
+    """Return the columns and rows of tiles with the closest ratio of sides; of equal ones, the largest grid of whose
+    pixels the image has more than half."""
     sides = range(1, most + 1)
     grids = {(columns, rows) for columns in sides for rows in sides if least <= columns * rows <= most}
     best, closest = (1, 1), math.inf

@@ -1,4 +1,4 @@
-"""The tokens of a prompt that stand for what came with it."""
+"""The tokens of a prompt that stand for its images, videos and sounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from octavo.errors import CheckpointError, InvalidRequest
 
 _MOST_LINES: Final = 31
-"""Line breaks that tokens of several are looked for with."""
+"""Most line breaks in one token that are looked for."""
 
 
 class Words(NamedTuple):
@@ -112,7 +112,7 @@ class JoinedLines:
 
     @cached_property
     def _counts(self) -> dict[int, int]:
-        """How many line breaks a token is."""
+        """The number of line breaks that a token is, by token."""
         tokens = [self._encode("\n" * count) for count in range(1, 1 + _MOST_LINES)]
         return {ids[0]: count for count, ids in enumerate(tokens, 1) if len(ids) == 1}
 

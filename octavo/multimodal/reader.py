@@ -60,7 +60,7 @@ _NO_SETTINGS: Final = "config.json has no audio_processor or audio_config, or th
 
 
 class MediaReader:
-    """Checks what a model takes. Nothing is read or imported before a prompt brings something, but for `examples`."""
+    """Checks the inputs of prompts. It reads and imports nothing before a prompt has an input, except in `examples`."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class MediaReader:
 
     @property
     def _reads(self) -> str:
-        """What the model reads, in words."""
+        """The inputs that the model reads, for messages."""
         return " and ".join(["text", *sorted(_PLURALS[kind] for kind in self._kinds)]) if self._kinds else "text alone"
 
     def warn_of_unread(self) -> None:
@@ -311,7 +311,7 @@ class MediaReader:
     def _read(
         self, prompt: Prompt, token_ids: list[int], num_kept: int | None
     ) -> tuple[list[int], tuple[MediaInput, ...]]:
-        """Return the same, before it is known whether a step has room for it."""
+        """Return the result of `read`, before it is checked whether it fits into a step."""
         given = prompt.multi_modal_data or {}
         if any(each.kind == "embeds" for each in prompt.media):
             return token_ids, tuple(msgspec.structs.replace(each, is_whole=self._reads_whole) for each in prompt.media)

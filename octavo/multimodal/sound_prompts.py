@@ -27,7 +27,7 @@ class SoundPrompts:
     """Writes the sounds of prompts out. Safe to use from several threads."""
 
     kinds = frozenset({"audio"})
-    """What prompts may bring."""
+    """The kinds of inputs that prompts may have."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class SoundPrompts:
             self._log_mel = msgspec.structs.replace(self._log_mel, num_frames=num_frames, num_vectors=num_vectors)
             num_windows = max(1, max_model_len // num_vectors)
         self.most_s = min(family.most_s, self._log_mel.seconds * num_windows)
-        """Seconds that a sound may last."""
+        """Longest sound in seconds."""
         self.piece_s = min(family.most_s, self._log_mel.seconds * max(1, int(0.7 * num_windows)))
-        """Seconds of a sound beside which the context has room for what is said in it."""
+        """Longest sound, in seconds, that leaves room in the context for its transcript."""
         self._most_vectors: int | None = None
         """Most vectors of a sound that is encoded at once: as many as a step has tokens, or those of half a minute."""
         if family.most_s < MAX_SECONDS:
             half_minute = int(30.0 / self._log_mel.seconds * self._log_mel.num_vectors)
             self._most_vectors = max(max_num_batched_tokens, half_minute)
         self.sampling_rate = self._log_mel.sampling_rate
-        """Samples per second that the encoder's spectrograms are made of."""
+        """Samples per second of the sounds from which spectrograms are made."""
 
     def open(self) -> None:
         """Import what reads sounds."""

@@ -24,29 +24,32 @@ from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
 
 Mel = LogMel | UsmMel | Frames | ParakeetMel | Phi4Mel | StackedMel
-"""What makes the spectrograms that an encoder reads."""
+"""The classes that make the spectrograms or samples that an encoder reads."""
 
 
 class SoundWriter(NamedTuple):
-    """write: returns what the encoder reads of a sound, in order, without places in a prompt. window: returns the
-    frames of a window and the vectors that it becomes, where a sound may have several; None for a family that reads
-    one. bands: returns how many of a spectrogram the encoder reads. most_s: seconds that are encoded at once, where
-    there are no windows by themselves. read: returns the spectrogram where it is none of Whisper's. around: returns the
-    tokens around a sound. knows_images: the encoder is told whether the prompt has images, too. words: what stands for
-    a sound where config.json names no token."""
+    """How a family reads a sound, and what it writes around it."""
 
     write: Callable[[Any, Section, Samples], list[MediaInput]]
+    """Returns the inputs of the encoder for a sound, in order, without places in a prompt."""
     window: Callable[[Section], tuple[int, int]] | None = None
+    """Returns the frames and the vectors of a window; None for a family that reads one window of a sound."""
     bands: Callable[[Section], int] = lambda section: section.positive("num_mel_bins", 128)
+    """Returns the number of bands of a spectrogram that the encoder reads."""
     most_s: float = MAX_SECONDS
+    """Seconds that are encoded at once, where windows are not encoded one by one."""
     read: Callable[[Checkpoint, Section], Mel] | None = None
+    """Returns the spectrogram where it is not Whisper's."""
     around: Callable[[Section, Callable[[str], list[int]]], Around] | None = None
+    """Returns the tokens around a sound."""
     knows_images: bool = False
+    """The encoder gets whether the prompt has images, too."""
     words: Words | None = None
+    """The texts that stand for a sound where config.json names no token."""
 
 
 def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return a window, of whose vectors those of the silence behind the sound are left out."""
+    """Return a window without the vectors of the silence after the sound."""
     _check_is_heard(settings, samples)
     num_frames = -(-len(samples) // settings.hop_length)
     arrays = {**settings.window(settings.features(samples)).arrays, "num_frames": number_array(num_frames)}
@@ -225,7 +228,7 @@ def _quartered_window(section: Section) -> tuple[int, int]:
 
 
 def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
-    """Return the whole sound, two frames beside each other."""
+    """Return the whole sound, with two neighbouring frames in each row."""
     _check_is_heard(settings, samples)
     features = settings.features(samples, 0)
     pairs = np.ascontiguousarray(features[:, : features.shape[1] // 2 * 2].T, np.float32)
@@ -236,12 +239,12 @@ def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[Media
 
 
 def _queried_window(section: Section) -> tuple[int, int]:
-    """Return frames of the encoder's states that become vectors together, and these."""
+    """Return the number of frames of a window of the encoder's states, and of the vectors that it becomes."""
     return 2 * section.positive("window_size"), section.positive("window_size") // section.positive("downsample_rate")
 
 
 def _stacked_bands(section: Section) -> int:
-    """Return half of what the encoder reads at once. Raises CheckpointError."""
+    """Return the bands of one frame: the encoder reads two at once. Raises CheckpointError."""
     size = section.positive("input_dim", 160)
     if size % 2:
         raise section.error("input_dim", "an even number: two frames")
@@ -262,7 +265,7 @@ _ULTRAVOX: Final = Words(
     "<|reserved_special_token_0|>",
     others=("<|fim_pad|>", "<unused0>", "<SPECIAL_20>", "<|begin_of_audio|>"),
 )
-"""Tokens that no text of Llama 3, Qwen, Gemma, Mistral and GLM has."""
+"""Tokens that do not occur in texts for Llama 3, Qwen, Gemma, Mistral and GLM."""
 
 SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "audio_flamingo3": SoundWriter(_separate_windows(_num_paired), _paired_window),
@@ -294,4 +297,4 @@ SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "ultravox": SoundWriter(_whole_frames, _stacked_window, read=_whisper_mel, words=_ULTRAVOX),
     "voxtral": SoundWriter(_windows, _joined_window),
 }
-"""By `sounds` of a `MediaFamily`."""
+"""The writers by `sounds` of a `MediaFamily`."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 from octavo.errors import CheckpointError, InvalidRequest, one_line
 
 _SHARE: Final = 0.1
-"""Size of letters as a share of the shorter side, and the width of their border as one of that."""
+"""Size of letters as a share of a frame's shorter side, and width of their border as a share of their size."""
 _LEAST_SIDE: Final = 10
-"""Pixels of the shorter side of frames, below which there are no letters."""
+"""Least pixels of a frame's shorter side: on smaller frames letters would have no size."""
 
 
 _CHECKED: Final = (_LEAST_SIDE, 240, 1080)

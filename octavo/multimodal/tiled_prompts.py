@@ -10,7 +10,7 @@ from octavo.multimodal.image_writer import Arrays, Context
 
 
 def pinned_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """The whole image, and behind it rows of a larger one without what fills it up, each with a vector for its end."""
+    """Return the whole image, then the rows of a larger one without padding, each with a vector for its end."""
     side = context.vision.positive("image_size") // context.vision.positive("patch_size")
     with_class = context.config.values.get("vision_feature_select_strategy") == "full" and not _is_onevision(context)
     if (rate := context.config.values.get("downsample_rate")) is not None:  # Granite, whose windows leave the class out
@@ -37,7 +37,7 @@ def _is_onevision(context: Context) -> bool:
 
 
 def _best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size that keeps most pixels of an image, of several the one with the fewest others."""
+    """Return the size that keeps most pixels of an image; of equal ones, that with the fewest padding pixels."""
 
     def kept(size: tuple[int, int]) -> tuple[int, int]:
         scale = min(size[1] / width, size[0] / height)
@@ -48,13 +48,13 @@ def _best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tup
 
 
 def internvl_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """All tiles of an image, and its thumbnail behind them."""
+    """Return all tiles of an image, then its thumbnail."""
     count = len(arrays["pixel_values"]) * context.config.positive("image_seq_length", 256)
     return [*context.encode("<img>"), *[token] * count, *context.encode("</img>")]
 
 
 def smolvlm_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, each named, and the whole image behind them."""
+    """Return the tiles by rows and columns, each after its name, then the whole image."""
     size = context.vision.positive("image_size") // context.vision.positive("patch_size")
     vectors = [token] * (size // context.config.positive("scale_factor", 2)) ** 2
     rows, columns = (int(arrays[name].reshape(-1)[0]) for name in ("rows", "cols"))
@@ -69,7 +69,7 @@ def smolvlm_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def lfm2_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, each named, and the whole image behind several of them."""
+    """Return the tiles by rows and columns, each after its name, then the whole image if there are several tiles."""
     factor = context.config.positive("downsample_factor", 2)
     counts = [int(height // factor) * int(width // factor) for height, width in arrays["spatial_shapes"]]
     columns, rows = (int(each) for each in arrays["grid"][0])
@@ -82,7 +82,7 @@ def lfm2_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def cohere2_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles, each with a line break behind it."""
+    """Return the tiles, with a line break after each."""
     side = context.vision.positive("image_size", 224) // context.vision.positive("patch_size", 16)
     tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
     lines = [*tile, *context.encode("<|IMG_LINE_BREAK|>")] * len(arrays["pixel_values"])
@@ -90,7 +90,7 @@ def cohere2_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def aya_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles, each behind its number, and the whole image behind them."""
+    """Return the tiles, each after its number, then the whole image."""
     side = context.vision.positive("image_size", 384) // context.vision.positive("patch_size", 14)
     tile = [token] * (side // context.config.positive("downsample_factor", 2)) ** 2
     numbers = [f"_{number}" for number in range(1, len(arrays["pixel_values"]))]
@@ -99,7 +99,7 @@ def aya_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def llama4_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
-    """Tiles by rows and columns, and the whole image behind several of them."""
+    """Return the tiles by rows and columns, then the whole image if there are several tiles."""
     vision, (rows, columns) = context.vision, (int(each) for each in arrays["aspect_ratios"][0])
     side = vision.positive("image_size", 448) // vision.positive("patch_size", 14)
     tile = [token] * int(side * side * vision.positive_float("pixel_shuffle_ratio", 0.5) ** 2)

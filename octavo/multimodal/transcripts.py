@@ -46,6 +46,6 @@ def cut_pieces(token_ids: Sequence[int], tokens: SpeechTokens, seconds: float) -
 
 
 def compression_ratio(text: str) -> float:
-    """Return how much shorter deflate makes a text: the more it repeats itself, the more."""
+    """Return the ratio of a text's bytes to its bytes after deflate: repetition makes it larger."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))

@@ -18,9 +18,9 @@ from octavo.multimodal.sound import RATES, Samples
 
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 MOST_S: Final = 30.0
-"""Seconds, of which the encoder hears no more."""
+"""Longest sound, in seconds, that the encoder reads."""
 _MOST_MS: Final = 1000.0
-"""Longest frame, and longest time between two."""
+"""Most milliseconds of a frame, and between the beginnings of two frames."""
 _NUMBERS: Final = ("min_frequency", "max_frequency", "preemphasis", "input_scale_factor", "mel_floor")
 _FLAGS: Final = ("preemphasis_htk_flavor", "fft_overdrive")
 _BINS: Final = ("per_bin_mean", "per_bin_stddev")

@@ -116,7 +116,7 @@ def _fitted(height: int, width: int, step: int, frames: tuple[int, int], limits:
 def _qwen2(
     context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
 ) -> WrittenVideo:
-    """All vectors in one span; their positions in time are seconds times a number of the config."""
+    """Return all vectors in one span; their positions in time are seconds times a number of the config."""
     sizes, frame = _Sizes.of(context), video.frames[0]
     limits = _limits(settings, 128 * sizes.step**2, 768 * sizes.step**2)
     height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), limits)
@@ -138,7 +138,7 @@ def _qwen2(
 def _qwen3(
     context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
 ) -> WrittenVideo:
-    """A span for each two frames, behind their time in words."""
+    """Return a span for each two frames, after their time in words."""
     arrays, grid = _timed(context, _limits(settings, 128 * 1024, 768 * 1024), images, video)
     begin, end = (context.config.positive(f"vision_{name}_token_id") for name in ("start", "end"))
     vectors = [begin, *[token] * (grid[0] * grid[1]), end]
@@ -157,8 +157,8 @@ def _glm(
     *,
     stamp: Callable[[float], str] = lambda seconds: str(int(seconds)),
 ) -> WrittenVideo:
-    """A span for each two frames, written as an image, before the seconds of the first of them, which `stamp` writes:
-    whole ones unless given."""
+    """Return a span for each two frames, written as an image, then the seconds of the first one, as `stamp` writes
+    them: whole ones unless given."""
     arrays, grid = _timed(context, _limits(settings, 112 * 112, 28 * 28 * 2 * 30000), images, video)
     begin, end = (context.config.positive(f"image_{name}_token_id") for name in ("start", "end"))
     vectors = [begin, *[token] * (grid[0] * grid[1]), end]
@@ -171,8 +171,8 @@ def _glm(
 def _minimax(
     context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
 ) -> WrittenVideo:
-    """A span for each two frames, written as an image, behind its seconds where they are known. The encoder reads a few
-    of them at once."""
+    """Return a span for each two frames, written as an image, after its seconds where they are known. The encoder reads
+    a few spans at once."""
     sizes, frame = _Sizes.of(context), video.frames[0]
     limits = _limits({**settings, "size": None}, 4 * 28 * 28, 768 * 28 * 28)
     height, width = _fitted(frame.height, frame.width, sizes.step, (1, 1), limits)
@@ -189,7 +189,7 @@ def _minimax(
 
 
 def _muse(context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video) -> WrittenVideo:
-    """Spans for each two frames behind their time in words, with a token between two of them."""
+    """Return a span for each two frames, after their time in words, with a token between two spans."""
     vision = context.config.section("vision_config") or context.config
     merge = vision.positive("merge_size", 2)
     sizes = _Sizes(vision.positive("patch_size", 14), merge, vision.positive("patch_temporal", 2))
@@ -208,7 +208,7 @@ def _muse(context: Context, token: int, settings: Mapping[str, Any], images: Ima
 def _ernie(
     context: Context, token: int, settings: Mapping[str, Any], images: ImageArrays, video: Video
 ) -> WrittenVideo:
-    """All vectors in one span, each of two frames, on which their time is drawn."""
+    """Return all vectors in one span, each of two frames, on which their time is drawn."""
     frame, frames = video.frames[0], video.frames
     if settings.get("draw_on_frames", True):
         frames = stamped(frames, [place / video.fps for place in video.indices], context.path / _font(settings))
@@ -268,9 +268,9 @@ def _timed(
 
 
 _ERNIE_TOGETHER: Final = 2
-"""Frames that become vectors together."""
+"""Number of frames that become vectors together."""
 _FRAMES_PER_SECOND: Final = {"qwen2_5_omni_thinker": 2.0, "qwen3_omni_moe_thinker": 1.0}
-"""By `model_type`: of videos that come without them, as processors in transformers have it."""
+"""Assumed frames per second by `model_type`, where a video states none, as in transformers' processors."""
 _VIDEO: Final = ("video_token_id", "video_token_index")
 _GLM: Final = VideoWriter(_VIDEO, ("image_token_id",), _glm)
 
@@ -283,4 +283,4 @@ VIDEO_WRITERS: Final[Mapping[str, VideoWriter]] = {
     "qwen2": VideoWriter(_VIDEO, _VIDEO, _qwen2),
     "qwen3": VideoWriter(_VIDEO, _VIDEO, _qwen3),
 }
-"""By `videos` of a `MediaFamily`."""
+"""The writers by `videos` of a `MediaFamily`."""

@@ -14,7 +14,7 @@ MOST_FRAMES: Final = 128
 MOST_VIDEO_PIXELS: Final = 1 << 26
 """Most pixels of all frames of one video together."""
 _FRAMES_PER_SECOND: Final = 24.0
-"""Assumed of a video without metadata."""
+"""Assumed for a video without metadata."""
 _LAST_INDEX: Final = 10**9
 """Largest place of a frame in the original."""
 _KEYS: Final = frozenset({"fps", "frames_indices", "total_num_frames", "duration"})

@@ -45,12 +45,12 @@ class Waveform(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long a sound may be."""
+        """Longest sound in seconds."""
         return self._listener.seconds
 
     @property
     def piece_s(self) -> float:
-        """Seconds of a sound beside which the context has room for what is said in it: all, which takes no room."""
+        """Longest piece of a sound in seconds: all of it, because a sound takes no room in the context."""
         return self.seconds
 
     def features(self, samples: Samples) -> Samples:
