@@ -205,7 +205,7 @@ class Checkpoint(Section):
 
     @property
     def context_note(self) -> builtins.str:
-        """What bounds `max_model_len`, in words."""
+        """The bound of `max_model_len` and its reason, for messages."""
         if self.dense_limit is None or self.max_model_len() < self.positive(self.dense_limit):
             return "the context that the checkpoint was made for"
         return f"its {self.dense_limit}: of longer contexts queries see a part, which octavo does not compute"

@@ -1,4 +1,4 @@
-"""The checkpoint of a model that guesses: it has to share the tokens of the model that verifies."""
+"""The checkpoint of a draft model: it has to share the tokens of the model that verifies."""
 
 from __future__ import annotations
 

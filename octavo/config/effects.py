@@ -1,4 +1,4 @@
-"""Arguments that others leave without effect, or rule out: who gives one expects something that would not happen."""
+"""Finds arguments that have no effect beside others, or that others rule out: their caller expects an effect."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _check_rope(rope: Section) -> None:
 
 
 def _check_least(section: Section) -> None:
-    """Raise CheckpointError where an image has no patch, or a window none that can be merged."""
+    """Raise CheckpointError where an image has no patch, or a window has none that can be merged."""
     for name, parts in _AT_LEAST:
         if all(type(section.values.get(each)) is int for each in (name, *parts)):
             least = math.prod(map(section.int, parts))

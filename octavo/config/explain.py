@@ -22,7 +22,7 @@ from octavo.gguf.reader import HELD_AS, PLAIN_TYPES, GGUFFile
 from octavo.platform import Platform
 
 _ACTIVATION_ERRORS = {8: "0.8 %", 16: "0.003 %"}
-"""Root mean square of what rounding to so many bits changes in a product, of rows of normally distributed values."""
+"""Relative root mean square error of a product by bits of activations, for normally distributed rows."""
 
 _FILLS = "█▓▒░"
 _BAR_WIDTH = 60
@@ -143,7 +143,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_bytes(self) -> int:
-        """Everything that the plan hands out on the device: weights, activations, kept encodings, blocks."""
+        """All bytes that the plan allots on the device: weights, activations, kept encodings, blocks."""
         return self.weights_bytes + self.activation_bytes + self.encodings_bytes + self.kv_bytes
 
     @property

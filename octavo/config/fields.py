@@ -368,7 +368,7 @@ def describe_bounds(limits: Any) -> str:
 
 
 _BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
-"""Units in which a default number of bytes is shown: the largest of which it is a whole number."""
+"""Units of default numbers of bytes in help: the largest unit that divides the number is shown."""
 
 
 def describe_default(argument: Argument) -> str:

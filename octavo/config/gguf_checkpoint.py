@@ -26,7 +26,7 @@ _SAMPLING: Final = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""Names behind `general.sampling.` in the metadata, and those in a generation_config.json."""
+"""Names in a generation_config.json, by those after `general.sampling.` in the metadata."""
 
 
 def fitting_mmproj(model: Path) -> Path | None:

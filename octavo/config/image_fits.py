@@ -1,4 +1,4 @@
-"""What settings of image processors have to fit in the encoder of a family, or follow from it."""
+"""Checks settings of image processors against the encoder of a family, or derives them from it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final
 from octavo.config.section import Section
 
 _QUERIES: Final[Mapping[Any, Any]] = {1225: 128, 4900: 256}
-"""How many vectors Aria makes of so many patches, unless its config says so."""
+"""The number of Aria's vectors by the number of patches, unless its config states it."""
 MOST_TILES: Final = 1 << 8
-"""Processors try every grid of as many."""
+"""Most tiles of an image: processors try every grid with at most so many tiles."""
 
 
 def aria_fit(settings: Section, config: Section) -> Mapping[str, Any]:
@@ -43,7 +43,7 @@ def joined_patch(settings: Section, config: Section) -> Mapping[str, Any]:
 
 
 def minicpm_fit(settings: Section, config: Section) -> Mapping[str, Any]:
-    """Return the encoder's way to make fewer vectors, which is that of the processor of MiniCPM-V 4.6."""
+    """Return MiniCPM-V 4.6's setting of how vectors are reduced in number, as the encoder has it."""
     return {"downsample_mode": config.str("downsample_mode", "16x")}
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints have images read, and the settings of their image processors."""
+"""The settings of image processors, for the checkpoints whose images octavo reads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MOST_CROSS_IMAGES: Final = 4
 PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 """Files that may have the settings of processors."""
 _MOST_PIXELS: Final = 1 << 25
-"""To which small images are scaled up."""
+"""Most pixels to which small images are scaled up."""
 _LONGEST_EDGE: Final = 1 << 13
 _PATCHES: Final = {
     "patch_size": "patch_size",
     "merge_size": "spatial_merge_size",
     "temporal_patch_size": "temporal_patch_size",
 }
-"""Settings of processors, and what encoders call the same."""
+"""Settings of processors, and their names in the configs of encoders."""
 _SIZES: Final = (
     *("size", "crop_size", "max_image_size", "num_crops", "min_pixels", "max_pixels", "min_patches", "max_patches"),
     *("max_slice_nums", "scale_resolution", "min_size", "min_tiles", "max_tiles", "tile_size", "encoder_patch_size"),
@@ -37,7 +37,7 @@ _ORDERED: Final = (
     ("size.shortest_edge", "size.longest_edge"),
     *((f"min_{each}", f"max_{each}") for each in ("pixels", "patches", "tiles", "image_tokens")),
 )
-"""Sizes of which the first is not above the second."""
+"""Pairs of sizes: the first must not be larger than the second."""
 _NEEDED: Final = (*_PATCHES, "size", "resample", "rescale_factor", "image_mean", "image_std", "do_resize")
 """Settings that a null leaves out, as a key that is not there: no image is read with it."""
 _NUM_CHANNELS: Final = 3
@@ -123,8 +123,8 @@ def _pinpoints(section: Section) -> list[Any]:
 
 
 def _fixed_side(family: MediaFamily, config: Section) -> tuple[str, int] | None:
-    """Return the setting with the side of images and this side, where an encoder reads those of one size; None of
-    others. Raises CheckpointError."""
+    """Return the setting with the side of images and this side, where an encoder reads images of one size; None where
+    it reads several. Raises CheckpointError."""
     vision, side = config.part("vision_config"), family.side
     if side is None or side.of not in (None, vision.values.get("model_type")):
         return None

@@ -1,4 +1,4 @@
-"""What errors say of folders and configs of models that octavo does not have."""
+"""Errors about folders and configs of models that octavo does not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_FOLDERS: Final = {
     "adapter_config.json": "this is an adapter: serve its base model with --enable-lora and --lora-modules NAME=FOLDER",
     "model_index.json": "this is a pipeline of diffusers, and octavo makes no images",
 }
-"""What is said of a folder without a config, by a file in it."""
+"""Explanations of folders without a config, by a file in them."""
 
 _OTHER_NAMES: Final = ("camembert", "eurobert", "llamabidirec", "minimaxm3", "new")
 """Values of `model_type` of texts that are read, and are not in the table of families."""

@@ -14,7 +14,7 @@ _TEXT_ALONE: Final = (
     MediaFamily(("Qwen4ExpForConditionalGeneration",)),
     MediaFamily(("Step3VLForConditionalGeneration",), text={"step3": "step3text"}),
 )
-"""Whose images and sounds are not read."""
+"""Families whose text alone is read: their images and sounds are not."""
 FAMILIES: Final = (*IMAGE_FAMILIES, *SOUND_FAMILIES, *_TEXT_ALONE)
 BY_ARCHITECTURE: Final = {name: family for family in FAMILIES for name in family.architectures}
 _BY_RELEASE: Final = BY_ARCHITECTURE | {name: family for family in FAMILIES for name in family.released}
@@ -27,5 +27,5 @@ def media_family(architecture: str) -> MediaFamily:
 
 
 def family_of_release(architecture: str) -> MediaFamily:
-    """Return likewise the row of an architecture in a config that may be in the layout of a release."""
+    """Return the row of the architecture in a config that may be in the layout of a release; as `media_family`."""
     return _BY_RELEASE.get(architecture, _NONE)

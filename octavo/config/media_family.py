@@ -27,7 +27,7 @@ class MediaFamily(NamedTuple):
     and UnsupportedModel for values that are not implemented."""
 
     architectures: tuple[str, ...] = ()
-    """As config.json has them in the layout of transformers' class."""
+    """The architectures in config.json in the layout of transformers' class."""
     released: tuple[str, ...] = ()
     """Other names of them, in releases whose code stands beside their weights; of one without any, its `model_type`."""
     layout: Callable[[Values, str], Values] = lambda config, where: config
@@ -39,13 +39,13 @@ class MediaFamily(NamedTuple):
     images: str = ""
     """How an image is written into a prompt: a name in `IMAGE_WRITERS`; empty for a family that reads no images."""
     videos: str = ""
-    """Likewise a name in `VIDEO_WRITERS`."""
+    """How a video is written into a prompt: a name in `VIDEO_WRITERS`; empty for a family that reads no videos."""
     sounds: str = ""
-    """Likewise a name in `SOUND_WRITERS`."""
+    """How a sound is written into a prompt: a name in `SOUND_WRITERS`; empty for a family that reads no sounds so."""
     speech: str = ""
     """How the model is asked to write a sound down: a name in `STYLES`; empty for one that is not."""
     listener: Listener | None = None
-    """Of a family that reads whole sounds through caches."""
+    """The preprocessing of a family that reads whole sounds through caches; None for any other."""
     has_whole_prompts: bool = False
     """All tokens of a prompt attend to each other."""
     is_dual: bool = False
@@ -54,15 +54,15 @@ class MediaFamily(NamedTuple):
     settings: Callable[[Section], Values] | None = None
     """Translates the settings of the image processor in a file."""
     computed: Callable[[Section, Callable[[str], Section]], Values | None] | None = None
-    """Makes these settings of config.json and of files by name instead; it returns None where no image is read."""
+    """Makes the settings from config.json and files read by name instead; returns None where no image is read."""
     unstated: Callable[[Section], Values] | None = None
-    """Makes them of config.json where no file has any."""
+    """Makes the settings from config.json where no file has any."""
     processors: Mapping[str, str] = {}
     """transformers' names of image processors by those of releases."""
     fit: Callable[[Section, Section], Values] = lambda settings, config: {}
     """Returns what settings follow from config.json, and checks those that are stated. (settings, config)"""
     side: Side | None = None
-    """Of images, where the encoder reads those of one size."""
+    """The side of images, where the encoder reads images of one size."""
 
     sound_part: Callable[[Section], Section | None] = checked_audio
     """Returns the part of config.json with the encoder of sounds."""

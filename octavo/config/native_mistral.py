@@ -14,7 +14,7 @@ from octavo.errors import UnsupportedModel
 
 PARAMS: Final = "params.json"
 NATIVE: Final = "has_native_names"
-"""The key that says so, for what reads the weights."""
+"""The key that marks a config of this layout for the readers of weights."""
 CONSOLIDATED: Final = "consolidated.safetensors"
 _SIZES: Final = {
     "dim": "hidden_size",

@@ -1,4 +1,4 @@
-"""vLLM's `pooler_config`: what a person says of pooling in the place of the checkpoint's files."""
+"""vLLM's `pooler_config`: a user's settings of pooling, which replace those of the checkpoint's files."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ ENCODERS: Final = frozenset(
         *("albert", "distilbert", "electra", "ernie", "jina_bert", "jina_embeddings_v3", "mpnet"),
     }
 )
-"""`model_type` of the models whose tokens see those behind them too."""
+"""`model_type` of the models whose tokens also see later ones."""
 SIGLIP: Final = ("siglip", "siglip_text_model")
-"""Likewise, of a family whose texts are all as long as it can read, filled up with padding."""
+"""`model_type` of a family whose texts are all padded to the longest length that it reads."""
 EMBEDDING_GEMMA: Final = "embedding_gemma2_text"
 """`model_type` of a family whose own layer makes the vectors of tokens, `embedding_dim` wide."""
 MODES: Final = ("cls", "lasttoken", "mean", "max", "weightedmean", "mean_sqrt_len_tokens")
 
 
 def sees_both(c: Checkpoint) -> bool:
-    """Return whether a checkpoint's tokens see those behind them too: of encoders, and of decoders that are made so."""
+    """Return whether a checkpoint's tokens also see later ones: in encoders, and in decoders trained for it."""
     return (
         c.str("model_type", "") in (*ENCODERS, EMBEDDING_GEMMA, "eurobert", "openai_privacy_filter", *SIGLIP)
         or c.values.get("use_bidirectional_attention") is True
@@ -66,67 +66,72 @@ class TokenHeads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
-    """How queries and documents are written whose vectors, one of each token, are compared one by one.
-
-    query_prefix, document_prefix: a token in the second place, or text. query_length, document_length: most tokens of
-    either, None for as many as the model takes. expanded_length: tokens to which a query is filled up with the token
-    `expansion`, by default the one for masks. is_expansion_seen: whether tokens see those. skipped: words whose vectors
-    do not count in documents. num_paddings, query_suffix: so many tokens for padding, and a text behind
-    them, stand at the end of a query.
-    """
+    """How queries and documents of a late-interaction model are written: it compares one vector of each token."""
 
     query_prefix: str = ""
+    """A token in the second place of a query, or text before it."""
     document_prefix: str = ""
+    """A token in the second place of a document, or text before it."""
     query_length: int | None = None
+    """Most tokens of a query; None for as many as the model takes."""
     document_length: int | None = None
+    """Most tokens of a document; None for as many as the model takes."""
     expanded_length: int = 0
+    """Tokens to which a query is filled up with `expansion`."""
     expansion: str | None = None
+    """The token that fills queries up; None for the mask token."""
     is_expansion_seen: bool = False
+    """Whether tokens of a query attend to those that fill it up."""
     skipped: tuple[str, ...] = ()
+    """Words whose vectors do not count in documents."""
     num_paddings: int = 0
+    """Number of padding tokens at the end of a query, before `query_suffix`."""
     query_suffix: str = ""
+    """The text at the end of a query."""
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How vectors or scores are made of the hidden states of a prompt.
-
-    modes: of `MODES`; the parts of a vector stand side by side where there are several.
-    labels: the names of the scores. head: what makes them, "classifier", "token" (a linear layer), "reward" (two),
-    "value" or "lm_head" (one without a bias, stored as `v_head` or `lm_head`).
-    activation: of scores, "sigmoid", "softmax" or "identity". step_token_id: of a model that judges steps, the token
-    that ends one; its rows alone are returned.
-    token_ids: of a model that judges by its next token, the tokens for true and, if given, false.
-    has_template: whether pairs are written for them as Qwen3-Reranker's where no chat template does.
-    prompts: texts before a prompt by name. max_tokens: of a prompt, where the checkpoint says. size: elements of a
-    vector. late: of a late-interaction model, whose task is "token_embed". row_token_ids: the tokens whose
-    vectors are returned alone, those of the first id before those of the next; () for all. padded_length: tokens
-    to which texts are filled up, 0 for none. token_heads: of a model that
-    makes rows of tokens beside vectors. sparse: of a model whose vectors have a weight for each token of the vocabulary
-    (SPLADE), how those of a prompt's tokens are reduced, "max" or "sum"; num_logs: how often log(1 + x) is taken of
-    them first.
-    """
+    """How vectors or scores are made of the hidden states of a prompt."""
 
     task: str = EMBED
     modes: tuple[str, ...] = ("lasttoken",)
+    """Names in `MODES`; where there are several, their vectors stand side by side."""
     is_causal: bool = True
     normalize: bool = False
     dense: tuple[DenseModule, ...] = ()
     labels: tuple[str, ...] = ()
+    """The names of the scores."""
     head: str = "classifier"
+    """The layers that make scores: "classifier", "token" (one linear layer), "reward" (two), "value" or "lm_head" (one
+    without a bias, stored as `v_head` or `lm_head`)."""
     activation: str = "identity"
+    """The activation of scores: "sigmoid", "softmax" or "identity"."""
     step_token_id: int | None = None
+    """The token that ends a step, in a model that judges steps: only its rows are returned."""
     token_ids: tuple[int, ...] = ()
+    """The tokens for true and, if given, false, in a model that judges by its next token."""
     has_template: bool = True
+    """Whether pairs are written as for Qwen3-Reranker where no chat template writes them, in such a model."""
     prompts: dict[str, str] = {}
+    """Texts before a prompt, by name."""
     default_prompt: str = ""
     max_tokens: int | None = None
+    """Most tokens of a prompt, where the checkpoint states it."""
     size: int = 0
+    """Elements of a vector."""
     late: LateInteraction | None = None
+    """Settings of a late-interaction model, whose task is "token_embed"."""
     row_token_ids: tuple[int, ...] = ()
+    """The tokens whose vectors alone are returned, those of the first id before those of the next; () for all."""
     padded_length: int = 0
+    """Tokens to which texts are padded; 0 for none."""
     token_heads: TokenHeads | None = None
+    """Heads of a model that makes rows of tokens beside the vector of a prompt."""
     sparse: str | None = None
+    """How the weights of a prompt's tokens are reduced, "max" or "sum", in a model whose vectors have a weight for each
+    token of the vocabulary (SPLADE)."""
     num_logs: int = 1
+    """How often log(1 + x) is taken of the weights before they are reduced."""
 
     @property
     def needs_whole_prompts(self) -> bool:

@@ -20,7 +20,7 @@ _COLBERT: Final = (
 _VOYAGE: Final = "VoyageQwen3BidirectionalEmbedModel"
 _JINA_RANKING: Final = "JinaForRanking"
 _JINA_ROWS: Final = (151670, 151671)
-"""Its tokens behind each document, and behind the query."""
+"""Jina's tokens after each document, and after the query."""
 PROJECTED: Final = frozenset({*_COLBERT, _VOYAGE, _JINA_RANKING})
 """Architectures that make vectors with such layers."""
 _SIZES: Final = ("colbert_dim", "dim", "projection_dim")

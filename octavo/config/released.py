@@ -12,7 +12,7 @@ from octavo.config.section import Section
 from octavo.config.task_adapters import JINA5, jina5_layout
 
 _INTERN_S2: Final = "InternS2PreviewForConditionalGeneration"
-"""Which is Qwen3.5 with an encoder of series of numbers, which are not read."""
+"""An architecture that is Qwen3.5 with an encoder of time series, which octavo does not read."""
 _LABELS: Final = "ForSequenceClassification"
 
 

@@ -14,7 +14,7 @@ _TEXT: Final = (
 )
 _VISION: Final = ("depth", "hidden_size", "hidden_act", "num_heads", "in_channels", "patch_size", "spatial_merge_size")
 _KINDS: Final = 2
-"""Text and images."""
+"""Length of the lists that have a value for text and one for images."""
 
 
 def ernie_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:

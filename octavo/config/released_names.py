@@ -67,7 +67,7 @@ _OF_DBRX: Final = frozenset(
 """Keys in the sections of DBRX."""
 _TRAINED: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048}
 _LEFT_OUT: Final[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(("bloom", "dbrx", "falcon", "mpt"), _TRAINED)
-"""What releases leave out, by `model_type`."""
+"""Values of keys that releases leave out, by `model_type`."""
 
 
 def with_todays_names(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:

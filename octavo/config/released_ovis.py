@@ -8,7 +8,7 @@ from typing import Any, Final
 from octavo.config.section import Section
 
 _PIXELS: Final = {"shortest_edge": 448 * 448, "longest_edge": 1792 * 1792}
-"""What the code of the releases scales images to."""
+"""The numbers of pixels between which the code of the releases scales images."""
 _OF_ENCODER: Final = (
     *("hidden_act", "hidden_size", "image_size", "intermediate_size", "layer_norm_eps", "num_attention_heads"),
     *("num_channels", "num_hidden_layers", "patch_size"),

@@ -16,7 +16,7 @@ from octavo.layers.layer import Binding, CachedLayer, TensorSlot
 from octavo.ops.rotary import Rotation
 
 ALL_AHEAD: Final = 2**31 - 1
-"""Tokens behind itself that a query sees where it sees all."""
+"""Number of tokens after its own that a query sees where it sees all of them."""
 
 
 class PagedAttention(CachedLayer):
@@ -137,7 +137,7 @@ class SinkAttention(PagedAttention):
         yield self.rows_slot(f"{path.rpartition('.')[0]}.sinks", (self._num_heads,), self._rows)
 
     def finish(self) -> None:
-        """Keep the scores in the type of all scores."""
+        """Convert the stored scores to the type in which scores are computed."""
         self.scores = self.scores._replace(sinks=self.weight.float())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -24,12 +24,12 @@ class TokenChoice(CachedLayer):
         self.count = count
 
     def choose(self, small: SmallHeads, batch: ModelInput) -> None:
-        """Choose tokens for this layer and those behind it that choose none, up to the next that does."""
+        """Choose tokens for this layer and for the next layers, up to the next one that chooses."""
         cache, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
         self.take(self.ops.choose_tokens(small, cache, metadata, self.count), batch)
 
     def take(self, chosen: Tensor, batch: ModelInput) -> None:
-        """Attend to `chosen` tokens, int32 [tokens, count] as of `attend_chosen`, here and in those layers."""
+        """Attend to `chosen` tokens, int32 [tokens, count] as of `attend_chosen`, in this layer and the next ones."""
         batch.attention[0].derived[_CHOSEN] = chosen
 
 

@@ -1,4 +1,4 @@
-"""Attention whose scores depend on the distance of key and query, and what is added to scores."""
+"""Attention whose scores depend on the distance of key and query, and the biases of these scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.ops.rotary import Rotation
 
 
 class DistanceBiases(Layer):
-    """What all layers add to scores; `table` is float32 [this rank's heads, 2 · reach + 1], as in the operator."""
+    """The biases that all layers add to scores; `table` is float32 [this rank's heads, 2 · reach + 1]."""
 
     table: Tensor
 
@@ -50,7 +50,7 @@ class BucketBiases(DistanceBiases):
 
 
 class SlopeBiases(DistanceBiases):
-    """ALiBi to both sides: less for each token of distance, by a slope of each head."""
+    """ALiBi in both directions: each head lowers the score by its slope for each token of distance."""
 
     def __init__(self, heads: int, reach: int, own: slice) -> None:
         """own: those of the heads that this rank has."""
@@ -64,7 +64,7 @@ class SlopeBiases(DistanceBiases):
 
 
 class SlopeAttention(PagedAttention):
-    """Attends where the score of each head loses its slope for each token of distance (ALiBi)."""
+    """Attends where each head lowers the score by its slope for each token of distance (ALiBi)."""
 
     def __init__(self, heads: Heads, mesh: Mesh, slopes: Sequence[float], scale: float | None = None) -> None:
         """heads, slopes: of all ranks, which share them."""

@@ -21,7 +21,7 @@ OPERATOR_OF: Final[Mapping[str, str]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
-"""Names in config.json, and the operator that computes them."""
+"""The operators of activations, by their names in config.json."""
 
 
 class Elementwise(Layer):
@@ -89,7 +89,7 @@ class XIELU(Layer):
         return self.ops.xielu(x, self.weight)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield what the factors [1] are made of, and what is the same in all layers."""
+        """Yield the stored tensors [1] of the factors, and those that are equal in all layers."""
         for place, name in enumerate(("alpha_p", "alpha_n")):
             yield TensorSlot(f"{path}.{name}", (1,), partial(self._fill, place))
         for name, value in (("beta", 0.5), ("eps", -1e-6)):

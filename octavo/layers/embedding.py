@@ -21,7 +21,7 @@ from octavo.quantization.method import Coded, Methods, without_codes
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShare:
-    """Rows [start, start + length) of `total` that are stored. Every rank has memory for `room` of them."""
+    """The rows [start, start + length) that a rank stores, of `total`. Every rank has memory for `room` rows."""
 
     start: int
     length: int

@@ -48,8 +48,8 @@ class ExpertStack:
         return LinearShape(self.outputs, self.inputs, dtype, self.bias, self.gated)
 
     def tensors(self, outputs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
-        """Return what stands behind the name of a matrix with so many outputs in the checkpoint: its shape, and its
-        type where it is none of a plain weight."""
+        """Return the tensors of a matrix with so many outputs, by the suffix of their names in the checkpoint: shape,
+        and type where it is not a plain weight's."""
         specs = self.method.tensors(LinearShape(outputs, self.inputs, torch.float32))
         return {name: (spec.shape, None if name == "weight" else spec.dtype) for name, spec in specs.items()}
 

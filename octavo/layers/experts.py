@@ -255,7 +255,7 @@ class Experts(Layer):
             yield piece, rows[self._rows(piece)]
 
     def stacked(self) -> tuple[StackedWeight, StackedWeight]:
-        """Return what this rank has of the two weights of its experts, before or after they are loaded."""
+        """Return this rank's part of the two weights of its experts, before or after they are loaded."""
         inputs, width, _ = self._sizes
         outputs = len(self._stacks[0].pieces) * width
         names = "gate_up_proj" if self._stored.gate is not None else "up_proj", "down_proj"
@@ -280,7 +280,7 @@ class Experts(Layer):
         ]
 
     def wrap(self, number: int, around: Callable[[PreparedStack], PreparedStack]) -> None:
-        """Put something around the products with one of the weights."""
+        """Replace the products with one of the weights by wrappers around them."""
         if number == 0:
             self._first = around(self._first)
         else:

@@ -90,10 +90,10 @@ class _OfStreams(Layer):
 
 
 class Connection(_OfStreams):
-    """Computes what a block reads of the streams (`forward`), and adds its output to them (`join`)."""
+    """Computes the input of a block from the streams (`forward`), and adds its output to them (`join`)."""
 
     def join(self, x: Tensor, out: Tensor, mixing: Mixing) -> Tensor:
-        """Return the streams behind a block that has read those of x and returned `out` [tokens, dim]."""
+        """Return the streams after a block that has read those of x and returned `out` [tokens, dim]."""
         return self.ops.mixed_streams(x, out, mixing.write, mixing.mix)
 
 
@@ -110,7 +110,7 @@ class HyperConnection(Connection):
 
 
 class PlainConnection(Connection):
-    """A connection without a matrix: streams are what they were, with shares of up to `most` of the output."""
+    """A connection without a matrix: adds to each stream a share of the output, at most `most`."""
 
     def __init__(self, sizes: StreamSizes, most: float) -> None:
         super().__init__(sizes, 2 * sizes.count, 2, "")
@@ -123,7 +123,7 @@ class PlainConnection(Connection):
 
 
 class HyperHead(_OfStreams):
-    """The one stream behind the last layer. Its tensors are `hc_fn`, `hc_base` and `hc_scale`."""
+    """Reduces the streams to one after the last layer. Its tensors are `hc_fn`, `hc_base` and `hc_scale`."""
 
     def __init__(self, sizes: StreamSizes) -> None:
         super().__init__(sizes, sizes.count, 1, "hc_")
@@ -135,7 +135,7 @@ class HyperHead(_OfStreams):
 
 
 class MeanOfStreams(Layer):
-    """The mean of the streams behind the last layer."""
+    """Computes the mean of the streams after the last layer."""
 
     def __init__(self, sizes: StreamSizes) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class TensorSlot:
     """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor may be a
     view of a mapped file; it stays as it is until the layer is finished."""
     parts: Parts = WHOLE
-    """What `fill` reads of it. The rest may be whatever lies there."""
+    """The parts that `fill` reads. The rest of the tensor may have any values."""
     required: bool = True
     """False for a tensor that may be absent: it repeats what another layer holds, and is filled after all others."""
     dtype: torch.dtype | None = None

@@ -78,7 +78,8 @@ class LightningAttention(DecayingAttention):
 
 
 def _parts(heads: Iterable[int], dim: int, part: int) -> Iterable[slice]:
-    """Return where the queries (0), keys (1) or values (2) of heads are stored, which have all three side by side."""
+    """Return the rows of the queries (0), keys (1) or values (2) of heads, which are stored side by side for each
+    head."""
     for head in heads:
         start = (3 * head + part) * dim
         yield slice(start, start + dim)

@@ -67,7 +67,7 @@ class NgramSizes:
         return found[place * self.num_tables :]
 
     def multipliers(self, place: int) -> list[int]:
-        """Return what ids are multiplied with, the current one's and those before it (splitmix64): odd numbers."""
+        """Return the odd factors of ids in the hashes: that of the current token, then those before it (splitmix64)."""
         half = max(1, ((1 << 63) - 1) // max(self.vocab, 1) // 2)
         found = []
         for index in range(self.longest):
@@ -198,7 +198,7 @@ class NgramEmbedding(nn.Module):
 
 
 class NgramStreams(RecurrentLayer):
-    """Adds to each stream what n-grams stand for, as far as it agrees with the stream, and a convolution of that."""
+    """Adds to each stream the vectors of n-grams, weighted by how well they match the stream, and their convolution."""
 
     def __init__(self, sizes: NgramSizes, place: int, count: int, hidden: int, eps: float, mesh: Mesh) -> None:
         """place: of the layer among those with tables."""

@@ -27,7 +27,7 @@ class Pick(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many they are."""
+        """The number of outputs that are picked."""
         return sum(each.stop - each.start for each in self.rows)
 
 
@@ -78,7 +78,7 @@ class PickedLinear(PreparedLayer):
 
 
 def _joined(first: TensorSlot, second: TensorSlot) -> TensorSlot:
-    """Return the slot of a tensor whose picks lie before and behind those of a tensor that is kept another way."""
+    """Return the slot of a tensor whose picks lie before and after those of a tensor with another weight method."""
 
     def fill(stored: Tensor) -> None:
         first.fill(stored)

@@ -45,7 +45,7 @@ class RecurrentSizes:
 
     @property
     def channels(self) -> int:
-        """Width of what the convolution sees."""
+        """Width of the convolution's input: queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
     def share(self, mesh: Mesh) -> RecurrentSizes:

@@ -190,9 +190,9 @@ class Rope:
     query_growth: QueryGrowth | None = None
     """The factor of queries, which have a table of their own with it; whole heads turn."""
     axes: tuple[int, ...] = ()
-    """For each pair whether it turns by time, rows, columns or the number of an image (0 to 3); () for time alone."""
+    """The axis of each pair: time, rows, columns or the number of an image (0 to 3); () for time in all pairs."""
     second_axes: tuple[int, ...] = ()
-    """What the second element of each pair turns by, where it differs from the first; () where it does not."""
+    """The axes of the second elements of pairs, where they differ from the first; () where they do not."""
 
     def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""

@@ -1,4 +1,4 @@
-"""Layers that rotate queries and keys by their positions, or multiply queries by what follows from these."""
+"""Layers that rotate queries and keys by their positions, or multiply queries by factors of their positions."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ExactLinear(ColumnLinear):
         super().__init__(inputs, outputs, Mesh.single(), bias=bias, transposed=transposed)
 
     def use(self, methods: Methods, path: str) -> None:
-        """Stay as it is."""
+        """Do nothing: the weight stays as it is stored."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → float32 [tokens, outputs]."""
