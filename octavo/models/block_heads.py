@@ -24,7 +24,7 @@ _USUAL_BLOCK = 16
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(HeadConfig):
-    """Adds what a block is, and which streams of the model are read."""
+    """Adds the sizes of a block, and the streams of the model that are read."""
 
     noted_layers: tuple[int, ...]
     """Layers of the model before which its streams are read."""
@@ -81,13 +81,14 @@ class BlockHead(DraftHead):
         return len(self.config.noted_layers) * self.config.target_size
 
     def forward(self, batch: ModelInput) -> Tensor:
-        """Return the streams of blocks [tokens, hidden]; of known tokens what their keys and values are made of."""
+        """Return the streams of blocks [tokens, hidden]; for known tokens the inputs of keys and values, [tokens,
+        hidden]."""
         residual: Tensor | None = None
         if batch.received is not None:
             known: Tensor = self.hidden_norm(self.fc(batch.received.hidden))
             layer: Any
             for layer in self.layers.values():
-                layer.self_attn(known, batch)  # what it stores counts, and not what it sees
+                layer.self_attn(known, batch)  # only the keys and values that it stores are needed
             return known
         x = self.embedded(batch)
         for layer in self.layers.values():

@@ -122,7 +122,8 @@ class RotaryAttention(nn.Module):
         return self.o_proj(self.attended(x, batch))
 
     def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · dim]."""
+        """Return the attention's results by head, before heads are joined: x [tokens, hidden] → [tokens, heads ·
+        dim]."""
         q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
         if self.clip is not None:
             q, k, v = (self.clip(each.flatten(1)).view(each.shape) for each in (q, k, v))

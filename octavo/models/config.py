@@ -26,9 +26,9 @@ from octavo.models.sparse import Mixture
 NormPair = tuple[Norm, Norm]
 """The norms of queries and keys."""
 LayerClass = Callable[[Any, nn.Module, nn.Module], nn.Module]
-"""Makes a decoder layer of its config, its attention and its MLP."""
+"""Makes a decoder layer from its config, its attention and its MLP."""
 Mixer = Callable[[Any, Mesh, int], nn.Module]
-"""Makes what mixes tokens in a layer, of the config and the layer's number."""
+"""Makes the module that mixes tokens in a layer, from the config, the mesh and the layer's number."""
 KINDS: Final = ("full_attention", "sliding_attention")
 """Kinds of layers in `layer_types`: those that see all tokens, and those with a window."""
 
@@ -70,11 +70,11 @@ class DecoderConfig:
     has_whole_spans: bool = False
     """Whether tokens of an image see all of it."""
     has_image_experts: bool = False
-    """Whether layers are told which tokens are of images (`ModelInput.kinds`)."""
+    """Whether layers receive the information which tokens are of images (`ModelInput.kinds`)."""
     has_whole_prompts: bool = False
     """Whether tokens of a prompt see all of it, so that caches keep what a window hides from those behind it."""
     slopes: tuple[float, ...] = ()
-    """What the score of each head loses for each token of distance (ALiBi); () where it loses nothing."""
+    """For each head the number that a score loses per token of distance (ALiBi); () where it loses nothing."""
     has_sinks: bool = False
     """Whether each head has a stored score that takes part in the softmax and has no value."""
     attention: Mixer | None = None
@@ -98,7 +98,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     activation: str = "silu"
     activation_numbers: tuple[float, ...] = ()
-    """Those of the activation (`layers.linear.GatedLinear`); () for one that has none."""
+    """The parameters of the activation (`layers.linear.GatedLinear`); () for one without."""
     norm: Callable[[int, float], Norm] = RMSNorm
     """Makes a norm of the stream: (width, eps)."""
     is_transposed: bool = False
@@ -112,7 +112,8 @@ class DecoderConfig:
     qkv_unbiased: tuple[str, ...] = ()
     """Those of them that have no bias although `qkv_bias` is set."""
     qkv_shards: int = 0
-    """With `is_qkv_grouped`: in how many parts one tensor has queries, values and keys instead; 0 for by head."""
+    """With `is_qkv_grouped`: the number of parts of one tensor, each with queries, values and keys; 0 where it is
+    grouped by head."""
     is_qkv_grouped: bool = False
     """Whether one stored tensor has queries, key and value of the first head of keys, then those of the next; with two
     tensors in `qkv_reads`, whether the second has key and value of the first head, then those of the next."""
@@ -123,7 +124,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] = ()
     """For each layer the tokens that a query sees, itself included, or None for all; () where all layers see all."""
     layer: LayerClass | None = None
-    """How attention and MLP are joined: `blocks.GatedLayer` unless given."""
+    """Makes the layer that joins attention and MLP: `blocks.GatedLayer` unless given."""
     mlp: Callable[[Any, Mesh], nn.Module] | None = None
     """Makes the MLP of a layer from the config: `blocks.GatedMLP` unless given."""
     mixture: Mixture | None = None
@@ -194,7 +195,7 @@ class DecoderConfig:
         return self.heads
 
     def mixer_of(self, layer: int) -> Mixer | None:
-        """Return what makes the attention of a layer, or what stands in its place."""
+        """Return the function that makes a layer's attention, or the module in its place."""
         return self.attention
 
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:

@@ -24,12 +24,12 @@ from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 
 _ABSENT: Final = ("window_length", "num_sink_tokens", "unshifted_sink", "sparsify", "moe", "mamba", "llama4")
-"""What blocks may have by the class of the releases, and never do."""
+"""Keys that the releases' class allows in a block, and that no release uses."""
 
 
 class Block(NamedTuple):
-    """What a layer has: `kv_heads` in its attention, and the `width` of its MLP; 0 for nothing in such a place, None
-    for one product."""
+    """The parts of a layer: `kv_heads` of its attention, and the `width` of its MLP; 0 for an absent part, None for one
+    product in its place."""
 
     kv_heads: int | None
     width: int | None
@@ -120,12 +120,12 @@ class DeciLMForCausalLM(DecoderStack):
         self._linear = re.compile(rf"((?:model\.)?layers\.(?:{linear})\.self_attn\.)o_proj\.") if linear else None
 
     def own_name(self, name: str) -> str:
-        # in GGUF files such a product is called what stands behind attention
+        # in GGUF files such a product has the name of the projection behind attention
         return name if self._linear is None else self._linear.sub(r"\1linear_attn.", name)
 
 
 def _read_blocks(c: Checkpoint) -> tuple[Block, ...]:
-    """Return what each layer has. Raises CheckpointError or UnsupportedModel."""
+    """Return the block of each layer. Raises CheckpointError or UnsupportedModel."""
     count, query, hidden = map(c.positive, ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     expected = f"an object with attention and ffn for each of {count} layers"
     stated = c.listed("block_configs", count, lambda each: isinstance(each, dict), expected)

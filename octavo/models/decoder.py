@@ -30,7 +30,7 @@ _STORED: Final = {"lm_head": "lm_head", "value": "v_head"}
 PROOF_BLOCK_SIZE: Final = 16
 """Tokens per block of the caches of a proof."""
 LAYER_NUMBER: Final = re.compile("[0-9]{1,9}")
-"""Of which Python makes an integer: of more digits it refuses some, and of others that are called digits."""
+"""The digits of a layer's number, all of which `int` accepts: it refuses thousands of digits, and some of Unicode's."""
 
 
 class DecoderStack(nn.Module):
@@ -110,7 +110,7 @@ class DecoderStack(nn.Module):
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last and c.has_head else None
         self.encoder_layers: Mapping[str, Layer] = {}
-        """Of `layers_by_path` those that make vectors of images or sounds."""
+        """The layers of `layers_by_path` that make vectors of images or sounds."""
         self.score: nn.Module | None = None
         """Makes scores of labels, [rows, labels], of the pooled hidden states [rows, hidden]."""
         self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)
@@ -248,7 +248,8 @@ class DecoderStack(nn.Module):
         raise NotImplementedError
 
     def add_scores(self, num_labels: int, head: str = "classifier") -> None:
-        """Add what makes scores of labels: the family's head of a classifier, or another one (`PoolingConfig`).
+        """Add the module that makes scores of labels: the family's head of a classifier, or another one
+        (`PoolingConfig`).
 
         Each tensor rank has all of it: it is small, and labels may be fewer than ranks.
         """
@@ -304,7 +305,7 @@ class DecoderStack(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 top, *parts = path.split(".")
-                # what is called like the last norm within a layer keeps its name
+                # modules within a layer that are called like the last norm keep their names
                 names = (part if part == "norm" else self.RENAMED.get(part, part) for part in parts)
                 yield ".".join(filter(None, (self.RENAMED.get(top, top), *names))), module
 

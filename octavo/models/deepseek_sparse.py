@@ -82,7 +82,7 @@ GlmMoeDsaForCausalLM = DeepseekV32ForCausalLM
 
 @dataclass(frozen=True, slots=True)
 class _Unstated:
-    """What holds where a config is silent: the eps of norms, groups of experts and those kept, layers without a
+    """The values where a config has none: the eps of norms, groups of experts and those kept, layers without a
     mixture, and small heads."""
 
     eps: float = 1e-6
@@ -146,7 +146,7 @@ class GatedNorm(nn.Module):
 
 
 class GatedNormsLayer(GatedLayer):
-    """Attention behind such a norm, and an MLP, which has one before it where it is a mixture."""
+    """Attention behind a `GatedNorm`, and an MLP, with a norm of this kind before it where it is a mixture."""
 
     input_layernorm: GatedNorm  # type: ignore[assignment]
     post_attention_layernorm: Norm | GatedNorm  # type: ignore[assignment]
@@ -182,7 +182,7 @@ class AXK2ForCausalLM(DeepseekV32ForCausalLM):
 
 @dataclass(frozen=True, kw_only=True)
 class HYV4Config(IndexedConfig, StreamsConfig):
-    """Adds streams. Queries choose whatever the length."""
+    """Adds streams. Queries choose tokens in contexts of every length."""
 
     most_written: float
     """The most of a block's output that goes into a stream."""
@@ -220,7 +220,8 @@ class GatedIndexedBlock(IndexedBlock):
         self.gate = Elementwise("gated_by_sigmoid")
 
     def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Return what heads attend to, times their gates: x [tokens, hidden] → [tokens, heads · value]."""
+        """Return the attention's results of all heads, times their gates: x [tokens, hidden] → [tokens, heads ·
+        value]."""
         return self.gate(super().attended(x, batch), self.gate_values(x))
 
 

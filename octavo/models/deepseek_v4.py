@@ -70,7 +70,7 @@ class DeepseekV4Config(StreamsConfig):
     """Elements of each group of the projection behind attention."""
     window: int
     compressions: tuple[Compression | None, ...]
-    """For each layer how it compresses, None where it does not."""
+    """The compression of each layer, None where it has none."""
     hashed: tuple[bool, ...]
     """For each layer whether a table chooses the experts of tokens."""
 
@@ -163,7 +163,8 @@ class HashedLayer(HyperLayer):
 class DeepseekV4ForCausalLM(StreamsDecoder):
     """The whole model. Its prediction layer attends to a window alone, and chooses experts by itself.
 
-    Of one that reads images it is the text: what projects them, and corrections of routers for their tokens, are left.
+    Of a model that reads images it is the text model: the projection of images, and the routers' corrections for their
+    tokens, are left out.
     """
 
     NAMES = _RELEASED

@@ -27,7 +27,7 @@ class _Encoder(nn.Module):
             block.attn.q_norm = block.attn.k_norm = nn.Identity()
 
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor, return_dict: bool) -> Any:
-        """Return what transformers' class does, whose pooler_output is [vectors, hidden]."""
+        """Return the result of transformers' class, whose pooler_output is [vectors, hidden]."""
         return self.vision_tower(pixel_values, grid_thw=image_grid_thw, return_dict=return_dict)
 
 

@@ -29,7 +29,7 @@ from octavo.models.latent import LatentBlock, LatentConfig
 from octavo.models.weight_files import checkpoint_tensors
 
 MASK_STATE: Final = "mask_hidden"
-"""The tensor with what a P-EAGLE head reads in the place of the model's streams where tokens are masks."""
+"""The tensor that a P-EAGLE head reads in the place of the model's streams where tokens are masks."""
 _NOTED: Final = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -45,7 +45,7 @@ class HeadConfig(DecoderConfig):
 
     @classmethod
     def read_head(cls, c: Checkpoint, names: Collection[str], **own: Any) -> Self:
-        """Read the config of a head. names: of its tensors. Raises CheckpointError or UnsupportedModel."""
+        """Read the config of a head. names: those of its tensors. Raises CheckpointError or UnsupportedModel."""
         return cls.numbers(
             c,
             mlp_bias=c.bool("mlp_bias", False),
@@ -65,16 +65,16 @@ class HeadConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(HeadConfig):
-    """Adds what heads of EAGLE-3 differ in."""
+    """Adds the fields in which heads of EAGLE-3 differ."""
 
     target_size: int
     """Width of the model's streams."""
     noted_layers: tuple[int, ...] | None = None
-    """Layers of the model whose streams the head reads, as they are before them; None for the usual ones."""
+    """Layers of the model; the head reads the stream before each of them. None for the usual layers."""
     has_input_norm: bool = False
     """Whether the streams side by side are normalised as one vector."""
     has_chunk_norms: bool = False
-    """Whether each of them is."""
+    """Whether each stream is normalised by itself."""
     is_stream_normed: bool = False
     """Whether the stream begins behind the norm of the state."""
     mask_token: int | None = None
@@ -92,7 +92,7 @@ class Eagle3Config(HeadConfig):
 
     @property
     def num_noted(self) -> int:
-        """How many layers' streams the head reads."""
+        """The number of layers whose streams the head reads."""
         return len(self.noted_layers or usual_layers(0))
 
     @classmethod
@@ -122,7 +122,7 @@ class Eagle3Config(HeadConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentEagle3Config(LatentConfig, Eagle3Config):
-    """Those of a head with attention over latents, as DeepSeek V3 has it."""
+    """The config of a head with attention over latents, as in DeepSeek V3."""
 
     @classmethod
     def numbers(cls, c: Checkpoint, **own: Any) -> Self:
@@ -137,7 +137,8 @@ class LatentEagle3Config(LatentConfig, Eagle3Config):
 
 
 class Borrower(DecoderStack):
-    """What guesses with the embedding and the head of a model, which `lend` gives it, where it has none of its own."""
+    """A head that guesses with the embedding and the head of a model, which `lend` gives it, where it has none of its
+    own."""
 
     _lent: tuple[DecoderStack] | None = None
 

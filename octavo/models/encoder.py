@@ -147,7 +147,7 @@ def layers_up_to(config: Any, layer: int) -> int:
 
 @contextmanager
 def without_layers(encoder: nn.Module) -> Iterator[None]:
-    """Let the layers of an encoder return what they are given, which in most has the shape of what they make."""
+    """Let the layers of an encoder return their inputs, which in most layers have the shape of the outputs."""
     lists = [part for name, part in encoder.named_modules() if name.rpartition(".")[2] in _STACKS]
     layers = [layer for part in lists if isinstance(part, nn.ModuleList) for layer in part]
     own = [layer.__dict__.get("forward") for layer in layers]

@@ -1,4 +1,4 @@
-"""What encoders have beside their layers: the config of all of them, and their heads for labels and tokens."""
+"""The parts of encoders beside their layers: the config of all of them, and their heads for labels and tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from octavo.models.ropes import read_rope
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
     """num_types: kinds of tokens that have embeddings of their own, 0 for none. num_tasks: rows of a table whose first
-    is added to all tokens, 0 for none. biases: makes, for some of the heads, what scores have of distances.
+    is added to all tokens, 0 for none. biases: makes, for some of the heads, the biases of scores by distance.
     embedding_size: width of embeddings that are projected, 0 where they are not. Fields of heads are those of a
     classifier's: the function of its dense layer, whether that has a bias, and whether a norm follows."""
 
@@ -38,7 +38,7 @@ class EncoderConfig(DecoderConfig):
     order: tuple[int, ...] = ()
     """The layers that are applied one after the other, of a family whose layers share weights."""
     group_size: int = 1
-    """How many of them each group has; names of tensors count layers within their group."""
+    """The number of layers in each group; names of tensors count layers within their group."""
     biases: Callable[[slice], DistanceBiases | RelativePlaces] | None = None
     head_function: str = "tanh"
     head_bias: bool = True
@@ -46,7 +46,8 @@ class EncoderConfig(DecoderConfig):
 
     @classmethod
     def encoder(cls, c: Checkpoint, **own: Any) -> Self:
-        """Read what encoders share, which have as many heads of keys as of queries; `own` adds or replaces fields."""
+        """Read the keys that encoders share; they have as many heads of keys as of queries. `own` adds or replaces
+        fields."""
         hidden, count = c.positive("hidden_size"), c.positive("num_attention_heads")
         heads = Heads(count, count, even_share(c, "hidden_size", hidden, count))
         fields = {"rope": None, "windows": (), "tied": False, "has_head": False, "is_bidirectional": True, **own}
@@ -123,7 +124,7 @@ class MaskedHead(nn.Module):
         self.decoder = TokenBias(c.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → what is multiplied by the table, [rows, hidden]."""
+        """hidden [rows, hidden] → the rows that are multiplied by the table, [rows, hidden]."""
         return self.norm(self.act(self.dense(hidden)))
 
 

@@ -1,4 +1,4 @@
-"""Fields of configs as tables: what a family states, and what is read of its config.json."""
+"""Fields of configs as tables: the values that a family states, and those that are read from its config.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flag(name: str, default: bool = False) -> Read:
 
 
 def eps(name: str = "rms_norm_eps", default: float = 1e-5) -> Read:
-    """Read what is added under the root of a norm."""
+    """Read the eps, which is added under the root of a norm."""
     return Read(Checkpoint.positive_float, name, default)
 
 

@@ -43,9 +43,9 @@ class Gemma3nConfig(SharingConfig):
     active: int
     """The stream that layers compute."""
     scales_output: bool
-    """Whether what opens the gate of a layer's own embedding has a factor for each element."""
+    """Whether the input of the gate of a layer's own embedding has a factor for each element."""
     low_rank: int
-    """Of LAuReL's product."""
+    """The rank of LAuReL's product."""
 
 
 def _read_widths(c: Checkpoint, num_layers: int) -> tuple[int, ...]:

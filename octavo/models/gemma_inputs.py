@@ -1,5 +1,5 @@
-"""What Gemma 3n and 4 share: late layers read the keys of earlier ones, and each layer may receive an embedding of its
-own."""
+"""The parts that Gemma 3n and 4 share: late layers read the keys of earlier ones, and each layer may receive an
+embedding of its own."""
 
 from __future__ import annotations
 

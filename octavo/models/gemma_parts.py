@@ -1,4 +1,4 @@
-"""What the Gemma families share: norms with weights around zero, gated GELU, and scaled embeddings."""
+"""The parts that the Gemma families share: norms with weights around zero, gated GELU, and scaled embeddings."""
 
 from __future__ import annotations
 

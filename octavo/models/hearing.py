@@ -18,7 +18,7 @@ from octavo.models.encoder import keep_in_one_thread
 from octavo.models.vision import ImageReader
 
 _OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_{place}" for place in (1, 2)}
-"""Of modules, in the layout in which Qwen3-ASR was released, by their names in transformers'."""
+"""Maps names of modules in the layout of Qwen3-ASR's release to their names in transformers."""
 
 
 class SoundReader(ImageReader):

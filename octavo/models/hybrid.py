@@ -37,7 +37,7 @@ class HybridConfig(DecoderConfig):
     sizes: Any
     """`RecurrentSizes`, or those of another recurrence."""
     recurrence: Mixer
-    """Makes what stands in the place of attention."""
+    """Makes the module in the place of attention."""
 
     def mixer_of(self, layer: int) -> Mixer | None:
         return self.attention if self.kinds[layer] == ATTENTION else self.recurrence
@@ -52,7 +52,7 @@ class HybridDecoder(GatedDecoder):
     """A decoder whose recurrent layers are stored under a name of their own."""
 
     RECURRENT_NAME: ClassVar[str]
-    """What stands in the place of `self_attn`."""
+    """The stored name in the place of `self_attn`."""
     config: HybridConfig
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
@@ -120,7 +120,7 @@ def delta_picks(sizes: RecurrentSizes, mesh: Mesh) -> list[Pick]:
 
 
 def kimi_delta(**own: Any) -> Mixer:
-    """Return what makes Kimi's delta attention in the sizes of a config; `own` are its other arguments."""
+    """Return the function that makes Kimi's delta attention in the sizes of a config; `own` are its other arguments."""
 
     def make(c: HybridConfig, mesh: Mesh, layer: int) -> nn.Module:
         return KimiDeltaAttention(c.sizes, c.hidden_size, c.norm_eps, mesh, **own)

@@ -122,11 +122,12 @@ class LatentBlock(nn.Module):
     def prepare_choice(self, x: Tensor, inputs: Tensor, batch: ModelInput) -> None:
         """Choose the tokens that queries attend to, where they do not attend to all.
 
-        x [tokens, hidden], inputs: what queries are made of, [tokens, q_rank].
+        x [tokens, hidden], inputs [tokens, q_rank]: those of the queries.
         """
 
     def attended(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """Return what heads attend to, before they are joined: x [tokens, hidden] → [tokens, heads · value]."""
+        """Return the attention's results by head, before heads are joined: x [tokens, hidden] → [tokens, heads ·
+        value]."""
         narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
         inputs = self.q_a_layernorm(narrow[:, : self._q_rank]) if self._q_rank else x
         plain, turned, *gates = self._queries(inputs, narrow)

@@ -67,7 +67,7 @@ class LoadedModel:
         self.model = model
         self.shape = shape
         self.plain_bytes = model.plain_bytes()
-        """What the parameters take before any layer is finished."""
+        """The bytes of all parameters before any layer is finished."""
         self._checkpoint = checkpoint
         self.mesh = mesh
         """The place of this rank."""
@@ -184,8 +184,8 @@ class LoadedModel:
         `dummy_seed` draws random weights instead of reading any, the same for every number of ranks. A layer is
         brought into the form that computes best as soon as its tensors have arrived: there is no second copy of more
         than the layers in between. `packed` keeps the result for the next start. `max_positions` bounds the tables that
-        are made per position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be
-        made.
+        are made per position. Raises CheckpointError for tensors that do not fit, ConfigError for a folder that cannot
+        be made.
         """
         model = self.model
         if dummy_seed is None and (self._view is not None or self._checkpoint.tensors):  # else `_fill` compares
@@ -256,7 +256,7 @@ class LoadedModel:
                 check_tensors(checkpoint, model, stored)
         slots, arrivals = tensor_slots(model), _Arrivals(model)
         wanted = [(slots[name], tensor) for tensor in stored if (name := strip_prefix(model, tensor.name)) in slots]
-        # what repeats other tensors is compared with them, so it comes last
+        # tensors that repeat others are compared with them, so they come last
         wanted.sort(key=lambda pair: not pair[0].required)
         reads = [Wanted(tensor, slot.parts) for slot, tensor in wanted]
         show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)

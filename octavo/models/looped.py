@@ -25,7 +25,7 @@ class LoopedConfig(DecoderConfig):
     num_stored: int
     """Layers of one loop."""
     has_norm_between: bool
-    """Whether each loop begins with what the last norm makes of the stream."""
+    """Whether each loop begins with the output of the last norm."""
 
     @classmethod
     def looped(cls, c: Checkpoint, *, key: str, has_norm_between: bool = True, **own: Any) -> Self:
@@ -37,7 +37,7 @@ class LoopedConfig(DecoderConfig):
 
 
 class _LoopStart(nn.Module):
-    """The first layer of a later loop, which reads what the last norm makes of the stream."""
+    """The first layer of a later loop, which reads the output of the last norm."""
 
     def __init__(self, layer: nn.Module, norm: Norm) -> None:
         super().__init__()

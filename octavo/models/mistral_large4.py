@@ -117,7 +117,7 @@ class SharingBlock(nn.Module):
 
 
 class MistralLarge4ForConditionalGeneration(GatedDecoder):
-    """The text model. Queries choose whatever the length."""
+    """The text model. Queries choose tokens in contexts of every length."""
 
     IGNORED = (*GatedDecoder.IGNORED, r"pre_mm_projector_norm\.weight")
 
@@ -141,7 +141,7 @@ class MistralLarge4ForConditionalGeneration(GatedDecoder):
             writers=_read_writers(c, turns),
         )
         assert config.rope is not None
-        # queries are made of the stream, whatever a config says besides
+        # queries are made of the stream, even if a config says otherwise
         return replace(config, q_rank=None, index=index_heads(c, config.rope, 32, needs_rank=False))
 
     def __init__(self, c: MistralLarge4Config, mesh: Mesh) -> None:

@@ -54,7 +54,8 @@ def text_name(name: str) -> str:
 
 
 def native_name(name: str) -> str:
-    """Return likewise that of any tensor, where config.json is not beside the weights."""
+    """Return the name of any tensor, encoders' included, in transformers' classes; for weights without a
+    config.json."""
     for old, own in MISTRAL_ENCODER:
         name = old.sub(own, name)
     return text_name(name)

@@ -1,7 +1,7 @@
 """Llama 3.2 Vision: some layers of Llama read images through caches of an encoder's output.
 
-A token sees the last image before it, and those that stand directly before that one. One that sees none passes such
-layers as it is. transformers lets it attend to all images there, which the released model was not trained with.
+A token sees the last image before it, and those that stand directly before that one. A token that sees no image passes
+such layers unchanged. transformers lets it attend to all images there, which the released model was not trained with.
 Source: https://arxiv.org/abs/2407.21783.
 """
 
@@ -52,7 +52,7 @@ class MllamaConfig(DecoderConfig):
 
 
 class ImageAttention(nn.Module):
-    """Attention to what the encoder makes of images, without positions, behind norms of query and key heads."""
+    """Attention to the encoder's vectors of images, without positions, behind norms of query and key heads."""
 
     def __init__(self, c: MllamaConfig, mesh: Mesh) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class CrossLayer(nn.Module):
 
 
 class PassedLayer(nn.Module):
-    """What is left of a layer that reads images in a model that reads none."""
+    """The rest of a layer that reads images, in a model that reads none."""
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
         """Return x and residual."""

@@ -162,7 +162,7 @@ class _Inverted(nn.Module):
 
 
 def _read(channels: int, dim: int, stride: int) -> nn.Module:
-    """Return what makes the keys or the values of pixels."""
+    """Return the module that makes the keys or the values of pixels."""
     parts = nn.Sequential()
     if stride > 1:
         parts.add_module("down_conv", _ByChannel(channels, 3, stride))

@@ -25,7 +25,7 @@ from octavo.models.encoder_parts import PreNormLayer, modern_ropes, modern_windo
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertDecoderConfig(DecoderConfig):
-    """What stands before the head is a dense layer, perhaps with a bias, the function `head_function`, and a norm."""
+    """Before the head there are a dense layer, perhaps with a bias, the function `head_function`, and a norm."""
 
     head_function: str
     has_dense_bias: bool

@@ -26,7 +26,7 @@ _EPS = 1e-5
 
 
 _STORED_NORMS: Final = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-"""Names in the release, and in what transformers writes, of norms of the layers."""
+"""Names of norms of the layers: in the release, and in files that transformers writes."""
 
 
 class RecurrentBlock(GatedLayer):

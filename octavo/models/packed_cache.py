@@ -121,7 +121,7 @@ class PackedCache:
         _log.info("packed weights kept in %s (%s, %.1f s)", self.path, render_bytes(size), time.monotonic() - started)
 
     def _check(self, digests: Mapping[str, str], stop: threading.Event) -> None:
-        """Compare the content of the checkpoint with what the packed weights were made of."""
+        """Compare the content of the checkpoint with the content that the packed weights were made of."""
         try:
             found = self._content.confirmed(stop)
             if found is None or found == digests:

@@ -27,7 +27,8 @@ _END: Final = struct.Struct("<QI16s")
 """Bytes of the JSON object, its CRC-32, magic."""
 _ALIGNMENT: Final = 4096
 _PIECE_BYTES: Final = 16 << 20
-"""What a checksum covers, and what is written at once: large writes give the file large pages in the page cache."""
+"""The bytes that one checksum covers, and that are written at once: large writes give the file large pages in the page
+cache."""
 _ABANDONED_AFTER_S: Final = 3600.0
 _writev = os.writev
 _ZEROS: Final = memoryview(bytes(_ALIGNMENT))

@@ -38,7 +38,7 @@ _OWN_HEADS: Final = (".shared_head.head.weight", ".shared_head.output.weight")
 class Layout(NamedTuple):
     """How checkpoints of a family hold the layer, whose index is N.
 
-    names: what tensors' names begin with there, and what they begin with here behind `layers.N.`. is_normed: whether
+    names: the prefixes of tensors' names there, and those here behind `layers.N.`. is_normed: whether
     the next guess reads the stream behind the last norm. has_norm: whether there is one. is_dense, is_windowed: whether
     the layer has no experts, and a window, where others have them and config.json does not say. are_states_first:
     whether states stand before embeddings in what the layer reads. reads_stream: whether states are the model's stream
@@ -152,7 +152,7 @@ _LAYOUTS: Final[Mapping[str, Layout]] = {
         pattern="mtp_hybrid_override_pattern",
     ),
 }
-"""By class of the family; others are like DeepSeek V3."""
+"""The layouts by class of the family; other classes have that of DeepSeek V3."""
 
 
 class PredictionLayer(Borrower):
@@ -179,7 +179,7 @@ class PredictionLayer(Borrower):
     def read(cls, c: Checkpoint) -> DecoderConfig:
         config: DecoderConfig = super().read(c)
         kinds = _kinds(c, cls)
-        # what earlier layers keep is no concern of this rank: it has no cache groups for them
+        # this rank ignores the caches of earlier layers: it has no cache groups for them
         own: dict[str, Any] = {"num_layers": config.num_layers + len(kinds), "tied": False, "has_head": False}
         if config.sparse:
             is_dense = _stated(c, "mtp_mlp_layer_types", "dense", cls.layout.is_dense)
@@ -321,7 +321,7 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
 
 
 def _stated(c: Checkpoint, name: str, kind: str, default: bool) -> bool:
-    """Return whether the first of a list of kinds is this one. Raises CheckpointError for what is no list."""
+    """Return whether the first of a list of kinds is this one. Raises CheckpointError for a value that is no list."""
     kinds = c.values.get(name) or []
     if not isinstance(kinds, list):
         raise c.error(name, "a list of kinds of layers")

@@ -113,7 +113,7 @@ class ModelClass(Protocol):
 
 
 def resolve_model(checkpoint: Checkpoint, *, makes_text: bool = True, reads_images: bool = True) -> ModelClass:
-    """Return the class for the checkpoint's architecture: a family's, else what runs a class of transformers.
+    """Return the class for the checkpoint's architecture: a family's, else the one that runs a class of transformers.
 
     makes_text: False takes a family's class for its hidden states alone, whatever the architecture does with them.
     reads_images: False leaves encoders of images and sounds out.

@@ -55,7 +55,7 @@ class _Written(NamedTuple):
     source: str
     """The stored tensor that it is made of."""
     part: str
-    """What of it: `codes`, `scales`, `shape`, or nothing for the tensor as it is."""
+    """The part of that tensor: `codes`, `scales`, `shape`, or nothing for the tensor as it is."""
 
 
 def save_quantized(checkpoint: Checkpoint, folder: Path, kind: str, group: int) -> Saved:

@@ -28,7 +28,7 @@ class SkipConfig(DecoderConfig):
     """Adds which streams join later ones."""
 
     joins: Mapping[int, tuple[int, ...]]
-    """By layer the earlier layers whose streams join its own, in this order."""
+    """For each layer the earlier layers whose streams join its own, in this order."""
     kept_share: float
     """The share of the earlier stream in the sum."""
 

@@ -29,10 +29,10 @@ class Mixture:
     """It is stored as [1, experts]."""
     bias: bool = False
     activation: str = "silu"
-    """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
+    """The activation of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
     numbers: tuple[float, ...] = ()
     latent_width: int = 0
-    """What experts are given and return has so many elements, between two projections; 0 for that of the stream."""
+    """The width of experts' inputs and outputs, between two projections; 0 for the width of the stream."""
     shared_width: int = 0
     """Activations of the expert that all tokens take; 0 where there is none."""
     are_inputs_weighted: bool = False
@@ -42,7 +42,7 @@ class Mixture:
     has_output_bias: bool = False
     """A stored vector is added to what all experts return together."""
     output_factor: float = 1.0
-    """What the sum of all experts, the shared one included, is multiplied with."""
+    """The factor of the sum of all experts, the shared one included."""
     is_shared_gated: bool = False
     """The shared expert's output is multiplied with the sigmoid of a gate's."""
 
@@ -73,7 +73,7 @@ def read_stored(c: Checkpoint, like: StoredExperts | None = None, inputs: int = 
 
 
 def known_tensors(c: Checkpoint) -> Sequence[TensorInfo]:
-    """Return the headers of all tensors; none where there are no weights: whoever needs them says so."""
+    """Return the headers of all tensors; none where there are no weights: the callers that need weights report it."""
     try:
         return [*c.tensors.values()]
     except CheckpointError:
@@ -107,23 +107,23 @@ EITHER: Final[Mapping[str, Any]] = {"experts": ("num_local_experts", "num_expert
 """Both names of the numbers of experts and of shared ones, where releases differ in them."""
 ROUTED: Final[Mapping[str, Any]] = {"factor": ("routed_scaling_factor", 1.0), "shared": ("n_shared_experts", 0)}
 IN_GROUPS: Final[Mapping[str, Any]] = {"num_groups": ("n_group", 1), "groups_kept": ("topk_group", 1)}
-"""How DeepSeek and its descendants state these."""
+"""The keys of groups of experts in configs of DeepSeek and its descendants."""
 NORMALIZED: Final = {flag: ("norm_topk_prob", flag) for flag in (False, True)}
-"""Whether weights are normalised, as the config says, or so where it is silent."""
+"""Whether weights are normalised: the config's value, or `flag` where it has none."""
 MISTRAL: Final[Mapping[str, Any]] = {
     "top_k": ("num_experts_per_tok", 4),
     "is_normalized": NORMALIZED[True],
     **ROUTED,
     **IN_GROUPS,
 }
-"""What Mistral's releases state, whose routers choose by softmax."""
+"""The fields of Mistral's releases, whose routers choose by softmax."""
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     **dict.fromkeys(("experts", "width", "top_k", "num_groups", "groups_kept", "shared_width"), Checkpoint.positive),
     "shared": Checkpoint.count,
     "is_normalized": Checkpoint.bool,
     "factor": Checkpoint.positive_float,
 }
-"""What `read_mixture` reads of the config."""
+"""The numbers that `read_mixture` reads from the config, each with the method that reads it."""
 _USUAL: Final[Mapping[str, Any]] = {
     "experts": "n_routed_experts",
     "width": "moe_intermediate_size",
@@ -134,10 +134,10 @@ _USUAL: Final[Mapping[str, Any]] = {
 
 
 def read_mixture(c: Checkpoint, like: StoredExperts | None = None, **stated: Any) -> Mixture:
-    """Read a mixture. Raises CheckpointError for a rule that chooses what is not there.
+    """Read a mixture. Raises CheckpointError for a rule that chooses more than there is.
 
     stated: fields of the mixture and of its rule, and `shared`, the number of experts as wide as others that all tokens
-    take. A number is a key of the config; or a key with what holds where the config lacks it, which is stated likewise;
+    take. A number is a key of the config; or a key with its default, which is stated in the same way;
     or the number itself. like: as in `read_stored`.
     """
     stated = {**_USUAL, **stated}

@@ -32,11 +32,11 @@ class StateHeadConfig(DecoderConfig):
     """The numbers of such a head. intermediate_size: width of what the last layer before logits reads."""
 
     most: int
-    """How many tokens it guesses."""
+    """The number of tokens that the head guesses."""
     depth: int = 0
     """Layers of a block of Medusa."""
     has_bias: bool = False
-    """Whether they have biases."""
+    """Whether the linear layers have biases."""
     is_shared: bool = False
     """Whether all guesses are made with the same weights, or in Medusa with the same last layer."""
     is_scaled: bool = False
@@ -76,19 +76,19 @@ class StateHead(DecoderStack):
 
     @property
     def most(self) -> int:
-        """How many tokens it guesses."""
+        """The number of tokens that the head guesses."""
         return self.config.most
 
     def carried(self, features: Tensor, states: Tensor) -> Tensor:
-        """Return what the next stage reads: what this one has made, or the model's states."""
+        """Return the input of the next stage: the output of this one, or the model's states."""
         raise NotImplementedError
 
     def features(self, stage: int, states: Tensor, token_ids: Tensor) -> Tensor:
-        """Return what a stage makes of states [rows, width] and the tokens before its guess, [rows, width]."""
+        """Return the output of a stage, [rows, width], from states [rows, width] and the tokens before its guess."""
         raise NotImplementedError
 
     def logits(self, stage: int, features: Tensor) -> Tensor:
-        """Return float32 logits [rows, tokens] of what a stage has made."""
+        """Return float32 logits [rows, tokens] of a stage's output."""
         raise NotImplementedError
 
     def forward(self, batch: ModelInput) -> Tensor:
@@ -161,7 +161,7 @@ class _ShiftedNorm(RMSNorm):
 
 
 class SpeculatorHead(StateHead):
-    """An MLP speculator: each stage adds the embedding of the token before to what the last stage has made."""
+    """An MLP speculator: each stage adds the embedding of the token before to the output of the last stage."""
 
     PREFIXES = ("speculator.",)
 

@@ -98,7 +98,7 @@ class StepConfig(DecoderConfig):
     limits: tuple[float | None, ...]
     """For each layer the limit of SwiGLU in its experts, None for none; a prediction layer behind them has none."""
     shared_limits: tuple[float | None, ...]
-    """Likewise, in the MLP or the expert that all tokens take."""
+    """For each layer the limit of SwiGLU in the MLP or the expert that all tokens take."""
 
     def heads_of(self, layer: int) -> Heads:
         return self.heads if self.window_of(layer) is None else self.windowed_heads

@@ -59,7 +59,7 @@ class HyperLayer(nn.Module):
 
 
 class StreamsDecoder(GatedDecoder):
-    """A stack of such layers; `hc_head` makes one stream of all behind them."""
+    """A stack of these layers; behind them `hc_head` makes one stream of all."""
 
     LAST_STAGE = (*GatedDecoder.LAST_STAGE, "hc_head")
     HEAD: ClassVar[type[nn.Module]] = HyperHead

@@ -18,7 +18,7 @@ from octavo.layers.layer import WHOLE, Parts
 from octavo.models.weight_files import StoredTensor, checkpoint_tensors, stored_tensors
 
 _BESIDE: Final = ".parametrizations.weight."
-"""What the names of v3 have between a module and its weight (`original`) or adapters (`0.lora_A`, `0.lora_B`)."""
+"""The part of names in v3 between a module and its weight (`original`) or adapters (`0.lora_A`, `0.lora_B`)."""
 
 
 def adapter_weights(checkpoint: Checkpoint) -> list[Path]:

@@ -41,7 +41,7 @@ _SMALL: Final = {
 }
 """A text model that is made beside an encoder, and left out."""
 _CLASS: Final = re.compile(r"For[A-Z]\w+$")
-"""What classes of transformers are called behind the name of their config."""
+"""The end of transformers' class names, behind the name of their config."""
 
 
 class ImageReader(DecoderStack):
@@ -60,7 +60,7 @@ class ImageReader(DecoderStack):
         *("audio_tower", "embed_audio"),
         *("vqmodel", "generation_embeddings", "generation_aligner", "generation_head"),
     )
-    """Names of encoders, and of what makes images, that are left out."""
+    """Names of encoders, and of parts that make images, that are left out."""
     replaces_tokens = True
 
     @classmethod
@@ -171,7 +171,7 @@ class ImageReader(DecoderStack):
         found, width = batch.embeddings, self.config.hidden_size
         if found is None or found.values.shape[1] == width:
             return super().forward(batch)
-        # DeepStack: what the encoder makes at several depths is added behind several layers
+        # DeepStack: the encoder's vectors from several depths are added behind several layers
         assert self.is_last, "the layers that images are added to are on one rank"
         first, *levels = torch.split(found.values, width, 1)
         places = levels_of(self.config.library)

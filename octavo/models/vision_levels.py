@@ -1,4 +1,4 @@
-"""Layers of a text model that what an encoder makes of an image at several depths is added behind (DeepStack)."""
+"""Layers of a text model behind which an encoder's vectors of an image, from several depths, are added (DeepStack)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class StoredNames(NamedTuple):
 
 
 def _renamed(begin: str, *renamed: tuple[str, str]) -> _Renamed:
-    """Return patterns that are preceded by `begin`, of which what is in its group, if it has one, stays."""
+    """Return patterns that `begin` precedes; the text in the group of `begin`, if it has one, stays."""
     kept = r"\1" if re.compile(begin).groups else ""
     return tuple((re.compile(begin + old), kept + own) for old, own in renamed)
 

@@ -64,7 +64,7 @@ class StoredTensor:
 
 
 class Wanted(NamedTuple):
-    """A tensor, and what is read of it."""
+    """A tensor, and the parts of it that are read."""
 
     tensor: StoredTensor
     parts: Parts

@@ -105,7 +105,7 @@ class _MLP(nn.Module):
 
 
 class _Block(nn.Module):
-    """What layers share. turns: the numbers of these layers among those with blocks."""
+    """The block that layers share. turns: the numbers of these layers among those with blocks."""
 
     def __init__(self, c: Zamba2Config, mesh: Mesh, turns: Sequence[int]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Zamba2Layer(nn.Module):
 
 
 class SharingLayer(nn.Module):
-    """Mamba2 that reads the stream and what a block makes of it."""
+    """Mamba2 that reads the stream and a block's output for it."""
 
     def __init__(self, c: Zamba2Config, mesh: Mesh, block: _Block, turn: int) -> None:
         super().__init__()

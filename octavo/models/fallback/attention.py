@@ -26,7 +26,7 @@ class Unfit(Exception):
 
 
 class Seen(NamedTuple):
-    """What a query sees, which transformers hands to the layers in place of a mask.
+    """The tokens that a query sees; transformers hands this object to the layers in place of a mask.
 
     window: tokens, itself included; None for all. chunk: tokens of an aligned range that ends the past; None for none.
     """
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 RECORDED: ContextVar[dict[nn.Module, Call]] = ContextVar("octavo_recorded_calls")
-"""Where calls of layers that have no `CallAttention` yet are noted."""
+"""The noted calls of layers that have no `CallAttention` yet."""
 
 
 @dataclass

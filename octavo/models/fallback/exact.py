@@ -1,6 +1,6 @@
 """Functions of torch whose bits depend on a row's neighbours, computed so that they do not.
 
-torch computes elements in vectors and what is left at the end one by one, with other roundings in the functions of
+torch computes elements in vectors and those left at the end one by one, with other roundings in the functions of
 `_OF_ELEMENTS`; so where an element lies in its tensor shows in its bits. A product of few rows sums in another order
 than one of many.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _VECTOR: Final = 64
-"""Elements: a multiple of what torch computes at once, whatever the instruction set."""
+"""Elements: a multiple of the number that torch computes at once with any instruction set."""
 _PIECE: Final = 1 << 15
 """Elements that torch computes in one thread."""
 
@@ -58,7 +58,7 @@ class Watch(TorchFunctionMode):
 
 
 def _is_outer(args: tuple[Any, ...]) -> bool:
-    """Whether nothing is summed up in a product of two tensors."""
+    """Return whether a product of two tensors sums nothing up."""
     return len(args) > 1 and isinstance(args[0], Tensor) and args[0].shape[-1] == 1
 
 

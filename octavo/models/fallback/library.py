@@ -1,4 +1,4 @@
-"""Which class of transformers computes an architecture. No code of a checkpoint is ever run."""
+"""Finds the class of transformers that computes an architecture. No code of a checkpoint is ever run."""
 
 from __future__ import annotations
 

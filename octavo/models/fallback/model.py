@@ -33,14 +33,14 @@ from octavo.ops.registry import Ops
 
 @dataclass(frozen=True, kw_only=True)
 class FallbackConfig(DecoderConfig):
-    """What a recorded forward pass of transformers' class has shown."""
+    """The findings of a recorded forward pass of transformers' class."""
 
     library: Library
     where: str = field(compare=False)
     stored: StoredExperts
     """How the checkpoint holds experts, where there are any."""
     calls: tuple[Call, ...]
-    """What the attention of each layer is asked."""
+    """The recorded call of each layer's attention."""
 
     @classmethod
     def of(cls, c: Checkpoint) -> Self:
@@ -155,7 +155,7 @@ class FallbackModel(DecoderStack):
 
 
 class _Tail(nn.Module):
-    """Stands for the decoder where only what follows it is computed."""
+    """Takes the decoder's place where only the modules behind it are computed."""
 
     hidden: Tensor
 

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What the comparison has found: the error, relative to the largest logit; why the class is refused, or None."""
+    """The result of the comparison: the error, relative to the largest logit; why the class is refused, or None."""
 
     error: float | None = None
     refused: str | None = None
@@ -120,7 +120,7 @@ def _find(library: Library, where: str, ops: Ops, attention: Callable[[int], Att
             return _compare(eager, _Paged(Path(name), ops, attention))
     except OctavoError as error:
         return Verdict(refused=f"of its small copy, {error}")
-    except Exception as error:  # of transformers' code: whatever it is, nothing is proved
+    except Exception as error:  # an error of transformers' code: whatever its type, nothing is proved
         return Verdict(refused=f"its small copy does not run ({one_line(error)})")
 
 

@@ -21,7 +21,7 @@ _CHANGING_ROPES: Final = frozenset({"dynamic", "longrope"})
 
 
 class Recording(NamedTuple):
-    """What one forward pass has shown."""
+    """The findings of one forward pass."""
 
     causal: Any
     """The class's module, its weights on the meta device."""
@@ -32,7 +32,7 @@ class Recording(NamedTuple):
 
 
 def record(library: Library, where: str) -> Recording:
-    """Run a forward pass of a few tokens on the meta device. Raises UnsupportedModel, which names what is not there.
+    """Run a forward pass of a few tokens on the meta device. Raises UnsupportedModel, which names the missing part.
 
     where: the config's file, for messages.
     """
@@ -49,7 +49,7 @@ def record(library: Library, where: str) -> Recording:
             _run(causal, watch)
         finally:
             RECORDED.reset(token)
-    except Exception as error:  # of transformers' code: whatever it is, the class does not run in this way
+    except Exception as error:  # an error of transformers' code: whatever its type, the class does not run in this way
         if isinstance(error, KeyError) and error.args == (NAME,):
             raise refuse("its attention has no interface by which it could be replaced") from error
         raise refuse(str(error) if isinstance(error, Unfit) else one_line(error)) from error
@@ -77,7 +77,7 @@ def _run(causal: Any, watch: Watch) -> None:
 
 
 def inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-    """Return what a model of transformers is called with: ids and positions are [1, tokens].
+    """Return the arguments for a call of a transformers model: ids and positions are [1, tokens].
 
     The mask says that no token is padding, which keeps transformers from looking for sequences by itself.
     """

@@ -28,7 +28,7 @@ _TO: Final[dict[str, int]] = {
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "hidden_size_per_layer_input"), 32),
     "max_position_embeddings": 256,
 }
-"""Names in configs and the most that they are in the copy. What is not set stays so."""
+"""Keys of configs and their largest values in the copy. Keys that are not set stay so."""
 
 
 def shrink(library: Library, recording: Recording) -> Library:
@@ -64,7 +64,7 @@ def num_layers_needed(recording: Recording) -> int:
 
 
 def layer_kinds(recording: Recording) -> list[object]:
-    """Return what distinguishes layers, whatever their sizes are: classes of modules, and what attention is asked."""
+    """Return the properties, other than sizes, that distinguish layers: classes of modules, and calls of attention."""
     kinds: list[object] = []
     for path, call in recording.calls.items():
         parts = path.split(".")
