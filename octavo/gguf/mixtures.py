@@ -13,7 +13,7 @@ from octavo.gguf.metadata import Metadata
 
 
 def afmoe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    """All but every fourth layer have a window, where the file does not say which."""
+    """Return AFMoE's keys: all but every fourth layer have a window, where the file does not say which."""
     own = configs.glm4moe(meta, base)
     has_kinds = "attention.sliding_window_pattern" in meta.values
     return {
@@ -53,7 +53,7 @@ def mistral4(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def glm_dsa(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    """Layers without tensors of an indexer attend to what an earlier one has chosen."""
+    """Return GLM's keys: layers without an indexer attend to the tokens that an earlier layer has chosen."""
     has_indexer = [f"blk.{layer}.indexer.attn_k.weight" in meta.types for layer in range(meta.num_layers)]
     indexer = "attention.indexer"
     return {
@@ -67,7 +67,7 @@ def glm_dsa(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def cohere2moe(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    """Dense layers before the mixtures may have a width of their own."""
+    """Return Cohere2's keys: dense layers before the mixtures may have another width."""
     own, gating = configs.mixture(meta, base), meta.optional_int("expert_gating_func") or 2
     if gating not in (1, 2):
         raise meta.error("expert_gating_func", "1 (softmax) or 2 (sigmoid)")
@@ -128,7 +128,7 @@ def mimo2(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def step35(meta: Metadata, base: dict[str, Any]) -> Mapping[str, Any]:
-    """Half of each head turns in layers that see all tokens: divisors of frequencies behind these are of no use."""
+    """Return Step 3.5's keys: layers that see all tokens rotate half of each head, and use as many divisors only."""
     own, kinds = configs.mixture(meta, base), _kinds(meta)
     heads = _heads_by_kind(meta, "attention.head_count", kinds["layer_types"])
     turning = _rotations(meta, base, 0.5, 1.0)
@@ -179,9 +179,8 @@ def _kinds(meta: Metadata) -> dict[str, Any]:
 
 
 def _rotations(meta: Metadata, base: dict[str, Any], share: float = 1.0, windowed_share: float = 1.0) -> dict[str, Any]:
-    """Return the rotations of both kinds of layers, given how much of a head turns in them.
-
-    Those with a window are not stretched.
+    """Return the rotations of both kinds of layers, given the rotated shares of a head. Those with a window are not
+    scaled.
     """
     local = meta.positive_float("rope.freq_base_swa", base["rope_theta"])
     own = {"rope_theta": base["rope_theta"], "partial_rotary_factor": share}

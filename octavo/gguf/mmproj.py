@@ -15,7 +15,7 @@ from octavo.gguf.vision import Vision
 
 _TENSOR: Final = re.compile(r"(?:v\.(blk|deepstack)\.(\d{1,9})\.)?(.+?)(\.weight|\.bias)?(\.1)?")
 _UNREAD: Final = re.compile(r"v\.token_embd\.img_break|(mm\.)?a\..*")
-"""What the text model has, too, and encoders of sounds."""
+"""Tensors that are not read: those that the text model has, too, and those of encoders of sounds."""
 _OF_THE_WHOLE: Final = ("bos_token_id", "dtype", "quantization_config", "tie_word_embeddings")
 """Keys of a text model's config that stand beside its `text_config`."""
 _SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
@@ -34,7 +34,7 @@ class Mmproj:
         """Settings of the image processor."""
 
     def config(self, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a `config.json` would say of the whole model, whose text model's says `text`."""
+        """Return the `config.json` of the whole model. text: the config of its text model."""
         left_out = {"architectures", *_OF_THE_WHOLE} | ({"rope_scaling"} if "rope_parameters" in text else set())
         inner = {name: value for name, value in text.items() if name not in left_out}
         return {
@@ -151,7 +151,7 @@ def _projector(meta: Vision) -> Projector:
 
 
 def _form(name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the dimensions of tensors that files have without those of one element, or with one; None for others."""
+    """Return the shape in a checkpoint of a tensor whose dimensions of size 1 differ in files; None for others."""
     if name.endswith(("_min", "_max")) and prod(shape) == 1:
         return ()
     if not name.endswith(("cls_token", "position_embeddings")):

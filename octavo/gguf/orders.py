@@ -25,7 +25,7 @@ class Order:
     rows: tuple[slice, ...] = ()
     columns: tuple[slice, ...] = ()
     beside: tuple[tuple[str, tuple[slice, ...]], ...] = ()
-    """Further tensors of a layer that are rows of this tensor in a checkpoint: their names there, and their rows."""
+    """Other tensors of a layer whose rows this tensor holds, too: their names in a layer, and these rows."""
 
 
 def falcon(meta: Metadata, own: str) -> Order:
@@ -39,7 +39,7 @@ def per_head(meta: Metadata, own: str) -> Order:
 
 
 def chatglm(meta: Metadata, own: str) -> Order:
-    """Return the rows of queries, with those of keys and values beside them, which a checkpoint has by themselves."""
+    """Return the rows of queries, and `beside` those of keys and values, which are tensors of their own here."""
     if own != "attn_qkv":
         return Order()
     heads, kv = _heads(meta, "attention.head_count", "attention.head_count_kv")
@@ -60,7 +60,7 @@ def _beside(meta: Metadata, heads: int, kv: int, own: str) -> Order:
 
 
 def qwen3next(meta: Metadata, own: str) -> Order:
-    """Return the order of what makes beta and step: a checkpoint has both for each head of keys, here they are two."""
+    """Return the rows of beta, and `beside` those of step: one tensor has both, by heads of keys; here they are two."""
     if own != "ssm_ba":
         return Order()
     heads, keys = _heads(meta, "ssm.time_step_rank", "ssm.group_count")
@@ -89,7 +89,7 @@ def qwen35(meta: Metadata, own: str) -> Order:
 
 
 def _heads(meta: Metadata, name: str, of_keys: str, *default: int) -> tuple[int, int]:
-    """Return how many heads there are, and how many of keys. Raises CheckpointError."""
+    """Return the number of heads, and of heads of keys. Raises CheckpointError."""
     heads, keys = meta.positive(name), meta.positive(of_keys, *default)
     if heads > _MOST_HEADS or heads % keys:
         raise meta.error(name, f"at most {_MOST_HEADS:,}, and a multiple of {of_keys}, which is {keys:,}")
@@ -97,5 +97,5 @@ def _heads(meta: Metadata, name: str, of_keys: str, *default: int) -> tuple[int,
 
 
 def _run(place: int, length: int, unit: int) -> slice:
-    """Return `length` rows from the place on, which counts units."""
+    """Return `length` rows, the first of which is row `place · unit`."""
     return slice(place * unit, place * unit + length)

@@ -42,11 +42,11 @@ class Projector:
     shifted: str = ""
     """The norm to whose weight the converter has added 1."""
     permuted: tuple[str, ...] = ()
-    """Tensors whose rows were put in pairs."""
+    """Tensors whose rows the converter has reordered into pairs."""
     flattened: str = ""
-    """Kernels that are rows in a checkpoint, whose last dimension is that of channels."""
+    """The kernels that a checkpoint stores as rows, with channels as the last dimension."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """Names of weights that nothing is computed with and that files are without, and of tensors of the same shape."""
+    """Names of unused weights that files lack, and of the tensors of the same shape that replace them."""
 
 
 def _gemma3(meta: Vision) -> Made:
@@ -236,7 +236,7 @@ def _pixtral(meta: Vision) -> Made:
 
 
 def _llava(meta: Vision) -> Made:
-    """The layers behind the one whose results are projected are not in the file."""
+    """Return LLaVA's config: the file lacks the layers after the one whose results are projected."""
     side, layers = meta.positive("vision.image_size"), meta.array("vision.feature_layer")
     if layers is not None and layers != [meta.num_layers]:
         raise meta.error("vision.feature_layer", f"the last one, [{meta.num_layers}]")

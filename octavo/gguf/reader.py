@@ -29,14 +29,14 @@ TENSOR_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
-"""By number: name, elements of a block, bytes of a block."""
+"""Types of tensors by number: name, elements of a block, bytes of a block."""
 PLAIN_TYPES: Final = tuple(name for name, block, _ in TENSOR_TYPES.values() if block == 1)
 HELD_AS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"), "codes in 8 bits"),
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "codes in 4 bits"),
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "dequantised"),
 }
-"""Types that take more memory than in the file, and how they are held."""
+"""Types that take more memory than in the file, and the types in which they are held."""
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LONGEST_NAME: Final = 1 << 16
@@ -93,7 +93,7 @@ class Array:
         return GGUFTensor(self._key, "F32", shape, 4, self._path, self._start + 4 * place)
 
     def __repr__(self) -> str:
-        """Return a few elements as they are, of more their number: what errors have found in the file."""
+        """Return the elements, or their number if there are many: errors show it as the value in the file."""
         return repr(self.values()) if self._count <= 8 else f"an array of {self._count:,}"
 
     def place(self, text: str) -> int | None:

@@ -66,12 +66,12 @@ _SPLITS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("cohere2moe", "tiny_aya"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),
 }
-"""By `tokenizer.ggml.pre`: patterns that cut a text, each within the pieces of those before."""
+"""Patterns that cut a text, by `tokenizer.ggml.pre`; each cuts the pieces of the one before."""
 _WITH_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
-"""Whose texts begin with BOS where the file does not say; whole words that are tokens are not merged."""
+"""Pre-tokenizers whose texts begin with BOS where the file does not say; words that are tokens are not merged."""
 _NFC: Final = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "command-r")
 _TOOL_ANSWERS: Final = "<|tool_response>"
-"""The token that Gemma 4 writes behind its calls of tools, which files store as text."""
+"""The token that Gemma 4 writes after its tool calls; files store it as text."""
 _ENDS: Final = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
     *(_TOOL_ANSWERS, "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<|user|>", "[EOS]", "<EOT>", "_<EOT>"),
@@ -229,4 +229,4 @@ _MAKERS: Final[Mapping[str, Callable[[GGUFFile, dict[str, int], list[int]], Back
     "bert": word_piece,
     "t5": unigram,
 }
-"""By `tokenizer.ggml.model`."""
+"""The functions that make a tokenizer, by `tokenizer.ggml.model`."""

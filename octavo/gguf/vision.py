@@ -1,4 +1,4 @@
-"""What a GGUF file with a vision encoder says of it in its metadata."""
+"""The metadata of a vision encoder in a GGUF file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Vision(Metadata):
         self.text = Metadata(text)
 
     def token(self, *texts: str) -> int:
-        """Return the id of the first of some tokens that is there. Raises CheckpointError."""
+        """Return the id of the first of these tokens that the tokenizer has. Raises CheckpointError."""
         ids = (token_id(self.text.file, text) for text in texts)
         found = next((each for each in ids if each is not None), None)
         if found is None:
@@ -43,7 +43,7 @@ class Vision(Metadata):
 
     @property
     def num_layers(self) -> int:
-        """Layers of the encoder."""
+        """Number of layers of the encoder."""
         count = self.positive("vision.block_count")
         if count > len(self.types):
             raise self.error("vision.block_count", f"at most the {len(self.types):,} tensors of the file")
@@ -68,7 +68,7 @@ class Vision(Metadata):
 
     @property
     def num_heads(self) -> int:
-        """Heads of attention."""
+        """Number of attention heads."""
         return self.divisor("vision.attention.head_count", "embedding_length", self.width)
 
     @property

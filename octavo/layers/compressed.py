@@ -255,9 +255,9 @@ class Compressor(nn.Module):
 
 
 def end_turned(x: Tensor, rope: Rotary, places: Tensor | ModelInput) -> Tensor:
-    """Return x [vectors, heads, dim] with the last elements of each head turned, as many as the rotation has.
+    """Return x [vectors, heads, dim] with the last elements of each head rotated, as many as the rotation has.
 
-    places: the positions of the vectors, int64 [vectors]; or a step, whose tokens are turned back.
+    places: the positions of the vectors, int64 [vectors]; or a step, whose tokens are rotated in the other direction.
     """
     still, turning = x[..., : -rope.rope.dim], x[..., -rope.rope.dim :].contiguous()
     turned = rope.at(turning, places) if isinstance(places, Tensor) else rope.back(turning, places)

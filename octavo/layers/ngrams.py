@@ -1,4 +1,4 @@
-"""What hashes of the last tokens add to several residual streams: tables of n-grams, and a dilated convolution.
+"""Adds vectors of n-grams to several residual streams: tables read by hashes of tokens, and a dilated convolution.
 
 Every rank has all streams; ranks share the rows of the tables. Source: Qwen's releases.
 """

@@ -44,7 +44,7 @@ class RouterRule:
     """Experts are in groups of neighbours; only those of the best groups are chosen."""
     groups_kept: int = 1
     group_best: int = 2
-    """How many of a group's best scores are added up to the group's."""
+    """Number of a group's best scores whose sum is the score of the group."""
     corrects_logits: bool = False
     """Experts are chosen by logits plus the bias, instead of scores plus the bias."""
 
@@ -53,7 +53,7 @@ class Routing(NamedTuple):
     """The experts of tokens. All tensors but the first are int32."""
 
     weights: Tensor
-    """float32 [tokens, top_k]: of each pair, the best expert first."""
+    """float32 [tokens, top_k]: the weight of each pair, the best expert first."""
     order: Tensor
     """[pairs]: the pair of each row, by expert and then by token."""
     places: Tensor

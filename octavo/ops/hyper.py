@@ -23,11 +23,11 @@ class Mixing(NamedTuple):
     """How a block joins the streams, float32."""
 
     read: Tensor
-    """[tokens, n]: the weight of each stream in what the block reads."""
+    """[tokens, n]: the weight of each stream in the block's input."""
     write: Tensor
-    """[tokens, n]: the weight of its output in each stream."""
+    """[tokens, n]: the weight of the block's output in each stream."""
     mix: Tensor
-    """[tokens, n, n]: what of each stream (dimension 1) goes into each (dimension 2)."""
+    """[tokens, n, n]: the share of each stream (dimension 1) that is added to each stream (dimension 2)."""
 
 
 def stream_weights(products: Tensor, scale: Tensor, base: Tensor, eps: float) -> Tensor:

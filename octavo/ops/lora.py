@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What an adapter has for one stored weight of a layer."""
+    """The matrices of an adapter for one stored weight of a layer."""
 
     a: Tensor
     """[rank, inputs]"""
@@ -49,7 +49,7 @@ class PackedFactors(NamedTuple):
     """An adapter's part for one layer, in the form that computes best."""
 
     tensors: tuple[Tensor, ...]
-    """All that it holds."""
+    """All tensors that it holds."""
     detail: Any
 
     @property
@@ -72,7 +72,7 @@ class SlotLinear(ABC):
 
     @abstractmethod
     def set(self, slot: int, packed: PackedFactors | None) -> None:
-        """Let a slot have what `pack` of this layer has made; None for an adapter that leaves the layer as it is."""
+        """Put the result of this layer's `pack` into a slot; None for an adapter that does not change the layer."""
 
     @abstractmethod
     def __call__(self, x: Tensor, slot_of_row: Tensor, room: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.ops.pages import LARGE_PAGE_BYTES, Pages
 
 _FROM_BYTES: Final = 2 * LARGE_PAGE_BYTES
-"""Less is not worth a mapping of its own."""
+"""Bytes from which a tensor gets a mapping of its own."""
 _CHUNK_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 64
 

@@ -1,4 +1,4 @@
-"""What follows from the tokens before a token: which they are, and how far what they stand for agrees with the streams.
+"""Operators on n-grams: the tokens before a token, and the agreement of their vectors with the streams.
 
 x of `n` streams is [tokens, n · dim]. Source: Qwen's releases.
 """

@@ -107,7 +107,7 @@ class PreparedLinear(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of memory that the weight holds."""
         return sum(tensor.nbytes for tensor in self._state.values())
 
 
@@ -135,7 +135,7 @@ class LinearFormat(ABC):
 
     @abstractmethod
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """Make what `state` was taken from, without the plain weight.
+        """Make the prepared weight from which `state` was taken, without the plain weight.
 
         The tensors meet `state_specs(shape)` and start at multiples of 64 bytes; they may lie in a file that is mapped
         for reading.
@@ -147,7 +147,7 @@ class LinearFormat(ABC):
 
     @abstractmethod
     def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
-        """Write what `state` of this weight would be to tensors of zeros that meet `state_specs`."""
+        """Write the `state` of this weight to tensors of zeros that meet `state_specs`."""
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
         """Make a stack of weights of one shape; each tensor of `state` has a further dimension, of experts, in front.

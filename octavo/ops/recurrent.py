@@ -349,14 +349,14 @@ def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def bounded_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Yield those with decays of rows, which have a bound."""
+    """Yield the inputs of `delta_examples` that have decays of rows, with a bound."""
     for *inputs, numbers, states, metadata in delta_examples(dtype):
         if len(numbers) > 2:
             yield *inputs, (*numbers[:2], 5.0), states, metadata
 
 
 def mamba2_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Yield the same with limits of the time step."""
+    """Yield inputs of `delta_examples` without factors, with limits of the time step."""
     for q, k, v, step, _, (decay_log, step_bias, *others), states, metadata in delta_examples(dtype):
         if not others:
             yield q, k, v, step, (decay_log, step_bias, step_bias * 0.5), (0.1, 1.5), states, metadata

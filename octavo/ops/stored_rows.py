@@ -1,4 +1,4 @@
-"""Reads what a cache keeps of tokens, or of every so many tokens, where it lies one after the other."""
+"""Reads the vectors that a cache keeps for each token, or for every few tokens, from its blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Empty: TypeAlias = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StoredSequence:
-    """A sequence's part of a step and of a cache: what it computes is `tokens`, at positions from `start` on."""
+    """A sequence's part of a step and of a cache: it computes `tokens` of the step, at positions from `start` on."""
 
     store: Tensor
-    """[blocks, vectors of a block, values]: of every `stride` tokens a vector."""
+    """[blocks, vectors of a block, values]: a vector for every `stride` tokens."""
     table: Tensor
-    """int64 [its blocks]"""
+    """int64 [blocks of the sequence]: their numbers in `store`."""
     block_size: int
     """Tokens of a block."""
     stride: int
@@ -32,11 +32,11 @@ class StoredSequence:
 
     @property
     def length(self) -> int:
-        """Its tokens, those of this step included."""
+        """Number of tokens of the sequence, those of this step included."""
         return self.start + len(self.tokens)
 
     def tokens_at(self, start: int, stop: int) -> slice:
-        """Return which tokens of the step those at positions [start, stop) are."""
+        """Return the indices in the step of the tokens at positions [start, stop)."""
         return slice(self.tokens.start + start - self.start, self.tokens.start + stop - self.start)
 
     def rows(self, positions: Tensor, begin: Tensor | int, size: int, empty: Empty = torch.empty) -> Tensor:

@@ -21,7 +21,7 @@ from octavo.ops.registry import Operator
 LEAST_SQUARE: Final = 1e-5
 """The smallest mean square that is assumed for a stream when its size is adjusted."""
 PIECE: Final = 8
-"""Tokens that are computed at a time on the host, where what they make then stays in the caches."""
+"""Tokens that are computed at a time on the host, so that intermediate results stay in the processor's caches."""
 
 
 def in_pieces(num_rows: int | None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -149,7 +149,7 @@ def predicted_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Ten
 
 
 def corrected_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, int]]:
-    """Yield the same with another active stream each time."""
+    """Yield the inputs of `predicted_examples` with another active stream each time."""
     for active, (x, states, weight) in enumerate(predicted_examples(dtype)):
         count = states.shape[1]
         yield x, x[:, : x.shape[1] // count] * 0.5, states, weight[:count], active
