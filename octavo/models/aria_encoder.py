@@ -1,4 +1,4 @@
-"""What Aria reads images with: SigLIP, of which learned queries read as many vectors as its config says.
+"""Aria's encoder of images: SigLIP; learned queries read its vectors, as many queries as the config says.
 
 Source: https://arxiv.org/abs/2410.05993.
 """

@@ -110,7 +110,7 @@ class DecoderConfig:
     library: Any = None
     """transformers' config of the whole model, whose encoders are made with it; None for a model of text alone."""
     qkv_unbiased: tuple[str, ...] = ()
-    """Those of them that have no bias although `qkv_bias` is set."""
+    """The tensors of queries, keys and values that have no bias although `qkv_bias` is set."""
     qkv_shards: int = 0
     """With `is_qkv_grouped`: the number of parts of one tensor, each with queries, values and keys; 0 where it is
     grouped by head."""
@@ -226,7 +226,8 @@ class DecoderConfig:
         )
 
     def _of_rank(self, group: CacheGroup, caches: Sequence[LayerCache], mesh: Mesh) -> CacheGroup:
-        """Return a group with what a rank keeps in it. caches: of the group's first layer in the whole model."""
+        """Return a group with the rank's share of its cache. caches: those of the group's first layer in the whole
+        model."""
         place = caches.index(LayerCache(group.keeps, group.window))
         return msgspec.structs.replace(group, keeps=self.caches_of(group.layers[0], mesh)[place].keeps)
 

@@ -1,4 +1,4 @@
-"""What DeepSeek-VL2 reads images with: SigLIP by tiles, of whose vectors two by two neighbours are joined.
+"""DeepSeek-VL2's encoder of images: SigLIP by tiles; two by two neighbouring vectors are joined.
 
 The rows of the whole image come first, each with a vector for its end; then one vector, and the rows of all tiles
 together. Source: https://arxiv.org/abs/2412.10302.

@@ -369,7 +369,7 @@ def target_ids(c: Checkpoint, num_tokens: int, vocab_size: int) -> Tensor | None
 
 
 def mask_state(c: Checkpoint, dtype: torch.dtype, width: int) -> Tensor:
-    """Return what a P-EAGLE head reads at masks, [1, width]. Raises CheckpointError."""
+    """Return the state that a P-EAGLE head reads at masks, [1, width]. Raises CheckpointError."""
     tensor = next(each for each in checkpoint_tensors(c) if each.name == MASK_STATE)
     state = tensor.values(((),)).to(dtype)
     if state.numel() != width:

@@ -1,6 +1,7 @@
 """CLIP and SigLIP, which make vectors of one space of a text or of an image: a text model beside an encoder of images.
 
-An image is a prompt of its own, of one token, whose vector the encoder makes whatever the text model computes of it.
+An image is a prompt of its own, of one token, whose vector the encoder makes; what the text model computes for that
+token is not used.
 """
 
 from __future__ import annotations

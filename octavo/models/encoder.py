@@ -23,7 +23,7 @@ from octavo.models.fallback.library import library_version, refusal
 _STACKS: Final = ("layers", "layer", "blocks", "block")
 """The names that transformers gives to the list of an encoder's layers."""
 _IN_TUPLES: Final = ("Llama4VisionEncoderLayer",)
-"""Layers that return what they make in a tuple."""
+"""Layers that return their result in a tuple."""
 
 
 class Held(Layer):
@@ -54,7 +54,7 @@ layers in them have octavo's."""
 def held_layers(module: nn.Module, path: str) -> Iterator[tuple[str, Layer]]:
     """Yield the layers within `module`, which is at `path` in the checkpoint, and the parameters of other modules."""
     for name, part in module.named_modules(prefix=path):
-        part._buffers.pop("num_batches_tracked", None)  # which training alone reads
+        part._buffers.pop("num_batches_tracked", None)  # only training reads it
         for buffer in [each for each in part._buffers if each not in part._non_persistent_buffers_set]:
             # which is loaded like a weight
             part._parameters[buffer] = nn.Parameter(part._buffers.pop(buffer), requires_grad=False)

@@ -1,6 +1,7 @@
 """ERNIE 4.5 VL: text and images have experts of their own, beside a shared one for both.
 
-Of images are the tokens that stand for one, that before them and that behind them. Source: Baidu's releases.
+The tokens that stand for an image belong to images, and so do the token before them and the one behind them. Source:
+Baidu's releases.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _TextRouter(Router):
 
 
 class _Routed(nn.Module):
-    """Σ weight · expert(x) over the experts that the router chooses, plus what is given beside x."""
+    """Σ weight · expert(x) over the experts that the router chooses, plus `shared`."""
 
     def __init__(self, gate: Router, experts: Experts) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ class Attention(nn.Module):
 
 
 class LayerInput(nn.Module):
-    """What a layer makes of its own embedding, behind a gate that the stream opens."""
+    """Multiplies a layer's own embedding by a gate, which is made of the stream, then projects and normalises it."""
 
     def __init__(self, c: SharingConfig, mesh: Mesh, index: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class SharingDecoder(DecoderStack):
         super().__init__(c, mesh, layer)
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
         sharing = "|".join(str(layer) for layer in range(c.num_layers) if c.writer_of(layer) is not None)
-        # checkpoints still hold what such layers had before they shared
+        # checkpoints still hold the keys' and values' weights that layers had before they shared
         self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
         self.has_inputs, self._padding_id = c.input_size > 0, c.padding_id
         self.has_table = c.input_vocab_size > 0

@@ -125,7 +125,7 @@ class LoadedModel:
         return cls(checkpoint, mesh, dtype, name, model, shape, view)
 
     def share(self) -> RankShare | None:
-        """Return what this rank has of the model; None where there are no others."""
+        """Return this rank's share of the model; None where there are no other ranks."""
         mesh, config = self.mesh, self.model.config
         if mesh.size == 1:
             return None
@@ -150,8 +150,8 @@ class LoadedModel:
         return self.model.config.position_bytes()
 
     def received_buffers(self, num_tokens: int, device: torch.device | str) -> IntermediateTensors | None:
-        """Return room for what is received of a step of `num_tokens`, from the stage before this one or the model that
-        a head reads; None where nothing is."""
+        """Return buffers for the tensors that a step of `num_tokens` receives, from the stage before this one or the
+        model that a head reads; None where it receives none."""
         if self.model.received_size is None:
             return None
         shape = num_tokens, self.model.received_size
@@ -184,8 +184,8 @@ class LoadedModel:
         `dummy_seed` draws random weights instead of reading any, the same for every number of ranks. A layer is
         brought into the form that computes best as soon as its tensors have arrived: there is no second copy of more
         than the layers in between. `packed` keeps the result for the next start. `max_positions` bounds the tables that
-        are made per position. Raises CheckpointError for tensors that do not fit, ConfigError for a folder that cannot
-        be made.
+        are made per position. Raises CheckpointError for files and tensors that do not fit, ConfigError for a folder
+        that cannot be made.
         """
         model = self.model
         if dummy_seed is None and (self._view is not None or self._checkpoint.tensors):  # else `_fill` compares

@@ -1,6 +1,6 @@
 """LongCat-Flash: each layer has two attentions and two MLPs, and a mixture beside the second half.
 
-A half is a layer here: the first one of each pair hands what the mixture makes to the second one, which adds it.
+A half is a layer here: the first one of each pair hands the mixture's output to the second one, which adds it.
 Source: https://arxiv.org/abs/2509.01322.
 """
 

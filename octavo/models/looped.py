@@ -29,7 +29,7 @@ class LoopedConfig(DecoderConfig):
 
     @classmethod
     def looped(cls, c: Checkpoint, *, key: str, has_norm_between: bool = True, **own: Any) -> Self:
-        """Read it, with the number of loops from `key`. Raises CheckpointError or UnsupportedModel."""
+        """Read the config, with the number of loops from `key`. Raises CheckpointError or UnsupportedModel."""
         stored, loops = c.positive("num_hidden_layers"), c.positive(key, 1)
         if stored * loops > MOST_LAYERS:
             raise c.error(key, f"at most {MOST_LAYERS // stored}: {stored} layers a loop, {MOST_LAYERS} in all")
@@ -45,7 +45,7 @@ class _LoopStart(nn.Module):
         self._shared = (norm,)  # a module of the model, not of this layer
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return what the layer returns, each [tokens, hidden]."""
+        """Return the layer's results, each [tokens, hidden]."""
         x, _ = self._shared[0].add(x, residual)
         found: tuple[Tensor, Tensor | None] = self.layer(x, None, batch)
         return found

@@ -335,7 +335,7 @@ class MambaForCausalLM(NemotronHForCausalLM):
 
     @classmethod
     def norm_of(cls, c: Checkpoint) -> Callable[[int], RMSNorm] | None:
-        """Return what makes the norms of step, B and C, None where there are none."""
+        """Return the function that makes the norms of step, B and C, None where there are none."""
         return None
 
 
@@ -358,7 +358,7 @@ def _recurrence(c: Checkpoint, sizes: RecurrentSizes, limits: tuple[float, float
 
 
 def _recurrent_alone(c: Checkpoint, *, heads: Heads, **own: Any) -> HybridConfig:
-    """Read what models without attention share. heads: those of all channels."""
+    """Read the keys that models without attention share. heads: those of all channels."""
     layers = c.positive("num_hidden_layers")
     return HybridConfig(
         num_layers=layers,

@@ -72,7 +72,7 @@ class NarrowValuesLinear(PickedLinear):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with such values."""
+    """Grouped-query attention whose values are narrower than keys and have a factor."""
 
     def __init__(self, c: MiMoConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()

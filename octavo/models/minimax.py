@@ -74,7 +74,7 @@ class MiniMaxForCausalLM(GatedDecoder):
     """The whole model."""
 
     carries_residual = False
-    # what transformers keeps beside the weights and follows from the config
+    # buffers that transformers keeps beside the weights and that follow from the config
     IGNORED = (r"layers\.\d+\.self_attn\.(slope_rate|(query|key|diagonal)_decay)",)
 
     @classmethod

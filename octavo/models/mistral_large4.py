@@ -30,7 +30,7 @@ from octavo.models.sparse import MISTRAL, read_mixture, sparse_by_kind
 
 @dataclass(frozen=True, kw_only=True)
 class MistralLarge4Config(IndexedConfig):
-    """Adds what differs between layers. `latent_heads` are those of layers that rotate."""
+    """Adds the fields that differ between layers. `latent_heads` are those of layers that rotate."""
 
     turns: tuple[bool, ...]
     """For each layer whether its heads turn."""

@@ -37,7 +37,7 @@ _EPS: Final = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class MllamaConfig(DecoderConfig):
-    """cross_layers: those that read images. num_encoded: vectors of one image, 0 where none is read."""
+    """cross_layers: the layers that read images. num_encoded: vectors of one image, 0 where the model reads none."""
 
     cross_layers: tuple[int, ...]
     num_encoded: int = 0
@@ -113,7 +113,7 @@ class PassedLayer(nn.Module):
 
 
 class CrossReader(ImageReader):
-    """What makes a model of the text model, whose encoder's output layers read through caches."""
+    """The base class that lets the text model read images: its layers read the encoder's output through caches."""
 
     replaces_tokens = False
 

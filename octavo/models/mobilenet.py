@@ -23,7 +23,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.models.fallback.swap import EncoderLinear, RowsOf
 
 OUTPUTS: Final = 2048
-"""Channels of what the encoder makes."""
+"""Channels of the encoder's output."""
 _STEM: Final = 64
 _EPS: Final = 1e-6
 

@@ -1,4 +1,4 @@
-"""What Ovis 2.5 reads images with: SigLIP 2 of any size, whose joined vectors become shares of a table of vectors.
+"""Ovis 2.5's encoder of images: SigLIP 2 for any size, whose joined vectors become shares of a table of vectors.
 
 Source: https://arxiv.org/abs/2508.11737.
 """

@@ -106,7 +106,7 @@ class InternLMForCausalLM(GatedDecoder):
         c.refuse("kv_lora_rank", "n_routed_experts", "param_sink_number", because="this openPangu is not implemented")
         c.refuse("interleaved_sliding_window", because="windows of openPangu are not implemented")
         config: DecoderConfig = super().read(c)
-        own = c.part("rotary")  # of InternLM 1; what is dynamic begins behind the longest context
+        own = c.part("rotary")  # of InternLM 1; dynamic scaling begins behind the longest context
         own.expect("type", "origin", "dynamic")
         if config.rope is not None and own.values.get("base") is not None:
             config = replace(config, rope=replace(config.rope, theta=own.positive_float("base")))

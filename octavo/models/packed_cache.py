@@ -1,8 +1,8 @@
 """Packed weights on disk, from which a later start maps them instead of packing the checkpoint again.
 
-What is not exactly as expected is packed again and replaced, never trusted. What the checkpoint's files hold is part of
-the identity, by SHA-256; a record of their inodes and times stands for it at a start, and the digest is computed in the
-background afterwards (`octavo.models.content`).
+A file that is not exactly as expected is packed again and replaced, never trusted. The content of the checkpoint's
+files is part of the identity, by SHA-256; a record of their inodes and times stands for it at a start, and the digest
+is computed in the background afterwards (`octavo.models.content`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from octavo.ops.prepare_linear import TensorSpec
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 3
-"""Another one for every change of the file's format, and of how models arrange tensors in their weights."""
+"""Incremented at every change of the file's format, and of the order in which models arrange tensors in their
+weights."""
 
 
 class PackedCache:

@@ -35,7 +35,7 @@ _ZEROS: Final = memoryview(bytes(_ALIGNMENT))
 
 
 class Distrust(Exception):
-    """Why a file is not used."""
+    """Raised with the reason why a file is not used."""
 
 
 class PackedFile:
@@ -50,7 +50,7 @@ class PackedFile:
 
     @classmethod
     def open(cls, path: Path) -> PackedFile:
-        """Map the file at `path`. Raises FileNotFoundError, and Distrust for whatever else is wrong."""
+        """Map the file at `path`. Raises FileNotFoundError, and Distrust for every other fault."""
         try:
             with path.open("rb") as file:
                 return cls(path, _read_header(file), _mapped(file))
@@ -124,7 +124,7 @@ def write_packed(
 
 
 def packed_bytes(sizes: Iterable[int]) -> int:
-    """Return about how large a file of tensors of these sizes is."""
+    """Return the approximate bytes of a file of tensors of these sizes."""
     return sum(_aligned(size) for size in sizes) + (1 << 20)
 
 

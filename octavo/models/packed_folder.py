@@ -30,7 +30,7 @@ _LEAVE_FREE_BYTES: Final = 1 << 30
 _NICE: Final = 10
 """Niceness of the background thread: it gets a tenth of a busy processor, and all of an idle one."""
 _LAST_WAIT_S: Final = 5.0
-"""How long the end of a program waits for weights that are being written."""
+"""Seconds that the end of a program waits for weights that are being written."""
 
 
 class PackedFolder:

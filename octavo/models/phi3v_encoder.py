@@ -1,4 +1,4 @@
-"""What Phi-3-vision reads images with: CLIP by tiles, of whose vectors two by two neighbours are joined.
+"""Phi-3-vision's encoder of images: CLIP by tiles; two by two neighbouring vectors are joined.
 
 The rows of all tiles together come first, each with a vector for its end; then one vector, and the rows of the whole
 image. Source: https://arxiv.org/abs/2404.14219.

@@ -316,7 +316,7 @@ def prediction_layer(c: Checkpoint) -> tuple[ModelClass, Mesh]:
     base = StreamsPredictionLayer if has_streams else PredictionLayer
     made: Any = type(f"{family.__name__}Prediction", (base, family), own)
     total, num_own = made.read(c).num_layers, len(_kinds(c, made))
-    # the last rank, which has its layers alone: earlier ones have what is left over
+    # the last rank has the prediction layer alone: earlier ranks have the other layers
     return made, Mesh(pipeline=Axis(total // num_own - 1, total // num_own))
 
 

@@ -87,7 +87,7 @@ class StreamShares(Layer):
 
 
 class StreamGates(nn.Module):
-    """What a block reads of the streams: their mean behind gates of all their elements.
+    """Makes a block's input from the streams: their mean, after all their elements are gated.
 
     writes: whether the block's output joins the streams. Every rank has all of it.
     """

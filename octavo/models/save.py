@@ -36,7 +36,7 @@ _INDEX: Final = "model.safetensors.index.json"
 
 
 class Saved(NamedTuple):
-    """What was written."""
+    """The weights that were written and kept, and the bytes."""
 
     quantized: int
     """Weights that are quantised."""

@@ -1,4 +1,4 @@
-"""The encoder of NVIDIA's models of pages: SigLIP by tiles; each two by two of its vectors are joined.
+"""The encoder of NVIDIA's models of pages: SigLIP by tiles; two by two neighbouring vectors are joined.
 
 Source: https://arxiv.org/abs/2501.14818 (Eagle 2).
 """

@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What an attention layer asks of its kernel."""
+    """The sizes and options of an attention layer's call of its kernel."""
 
     layer: int
     heads: int

@@ -105,7 +105,7 @@ def find_class(checkpoint: Checkpoint) -> str | None:
 def refusal(
     checkpoint: Checkpoint, error: Exception, values: Mapping[str, Any], make: Callable[[dict[str, Any]], object]
 ) -> CheckpointError:
-    """Return what to raise for an error of transformers about `values` of a checkpoint, with the keys that it is about.
+    """Return the exception for an error of transformers about `values` of a checkpoint, with the keys that it is about.
 
     make: gives values to transformers.
     """

@@ -177,7 +177,7 @@ class _Outputs:
 
 
 def _decoder_layers(recording: Recording) -> dict[str, nn.Module]:
-    """Return the modules of the layers by their indices: what is below the list that all attention modules are in."""
+    """Return the modules of the layers by their indices: those in the list that contains all attention modules."""
     found = {}
     for path, call in recording.calls.items():
         parts = path.split(".")

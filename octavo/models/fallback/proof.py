@@ -207,7 +207,7 @@ def _compare(eager: Any, paged: _Paged) -> Verdict:
     size = max(float(each.abs().max()) for each in expected)
     differences = torch.cat([each - wanted for each, wanted in zip(found, expected, strict=True)])
     error = float(differences.abs().max()) / max(size, 1e-6)
-    if not error <= TOLERANCE:  # or is no number
+    if not error <= TOLERANCE:  # or the error is NaN
         return Verdict(error, f"it is {error:.1e} of the largest logit from eager attention, allowed are {TOLERANCE:g}")
     if not all(torch.equal(each, other) for each, other in zip(found, alone, strict=True)):
         return Verdict(error, "the bits of a sequence depend on how it is cut or on what is computed beside it")

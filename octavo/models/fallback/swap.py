@@ -34,7 +34,7 @@ class RowsOf(nn.Module):
     """A layer of rows [tokens, …] for values [1, tokens, …]."""
 
     def __init__(self, layer: Layer, last: int = 1) -> None:
-        """last: dimensions of a row."""
+        """last: the number of dimensions of a row."""
         super().__init__()
         self.octavo = layer
         self._last = last
