@@ -291,7 +291,7 @@ class Checkpoint(Section):
         for file in self.weight_files():
             if limit_bytes <= 0:
                 return
-            # advice: a file that cannot be opened is complained about by who reads it
+            # advice: the reader of a file reports that it cannot be opened
             with suppress(OSError), file.path.open("rb") as content:
                 os.posix_fadvise(content.fileno(), 0, limit_bytes, os.POSIX_FADV_WILLNEED)
                 limit_bytes -= os.fstat(content.fileno()).st_size

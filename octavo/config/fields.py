@@ -32,26 +32,26 @@ _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGN
 
 
 class Arg(msgspec.Struct, frozen=True):
-    """What there is to know about an argument besides its type and default.
-
-    doc: one sentence. choices: the texts that it may be, or a function that returns them; those of its type where that
-    is a Literal. is_bytes: a number of bytes that may be written with a suffix ("4GiB", "512M"). is_gib: a
-    number of GiB; with a suffix such a size. only: the values that
-    this version carries out; others are refused, because of `otherwise`. is_secret: no message shows the value. group:
-    heading in help and reference page, where it is not the `heading` of the class.
-    """
+    """The properties of an argument besides its type and default."""
 
     doc: str
+    """One sentence."""
     group: str | None = None
+    """Heading in help and reference page, where it is not the `heading` of the class."""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     choices: Any = None
+    """The texts that it may be, or a function that returns them; None for those of its type if that is a Literal."""
     only: tuple[Any, ...] | None = None
+    """The values that this version carries out; others are refused, because of `otherwise`."""
     otherwise: str = ""
     is_bytes: bool = False
+    """A number of bytes that may be written with a suffix ("4GiB", "512M")."""
     is_gib: bool = False
+    """A number of GiB, or a size with a suffix as of `is_bytes`."""
     is_secret: bool = False
+    """No message shows the value."""
 
 
 def arg(default: T, doc: str, **about: Any) -> T:

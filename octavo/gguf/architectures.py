@@ -263,4 +263,4 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         )
     },
 }
-"""By `general.architecture`, with what else distinguishes families behind it."""
+"""The architectures by `general.architecture`; a word in parentheses distinguishes families with the same one."""

@@ -52,7 +52,7 @@ class Placed:
 
     @property
     def parts(self) -> tuple[GGUFTensor, ...]:
-        """This tensor and those joined behind it."""
+        """This tensor, then those that are joined to it."""
         return self.tensor, *self.behind
 
     @property

@@ -100,7 +100,7 @@ class SpanAttention(PagedAttention):
 
 
 class PromptAttention(SpanAttention):
-    """Attends where tokens of a prompt see all of it; a window hides keys from those behind it alone."""
+    """Attends where tokens of a prompt see all of it; a window hides keys only from the tokens after the prompt."""
 
     def within(self) -> Scores:
         """Return the scores for tokens of a prompt: they also see the keys after their own, and a window hides none."""

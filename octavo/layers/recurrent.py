@@ -147,7 +147,7 @@ class ShortConvolution(Layer):
 
 
 class GatedNorm(Layer):
-    """The RMS norm of each group of a row [tokens, dim], beside a gate, or behind it where `is_gate_first`.
+    """The RMS norm of each group of a row [tokens, dim], before a gate, or after it where `is_gate_first`.
 
     The weight is one for all groups, or that of the whole row, of which this rank has `rows`.
     """

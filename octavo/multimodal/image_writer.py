@@ -15,15 +15,20 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Context(NamedTuple):
-    """What a family writes images with. config: the whole config.json. encode: ids of a text. place: images of the
-    prompt before this one. path: the checkpoint's folder. num_images: of the prompt."""
+    """What a family writes an image with."""
 
     config: Section
+    """The whole config.json."""
     settings: Mapping[str, Any]
+    """Settings of the image processor."""
     encode: Callable[[str], list[int]]
+    """Returns the ids of a text."""
     place: int = 0
+    """Number of images, or of videos for a video, of the prompt before this one."""
     path: Path = Path()
+    """The checkpoint's folder."""
     num_images: int = 1
+    """Number of images of the prompt."""
 
     @property
     def vision(self) -> Section:

@@ -72,8 +72,8 @@ class Pixels(NamedTuple):
 
 
 class FloatPixels(NamedTuple):
-    """Likewise of images that are scaled as floats, which keep what reaches beyond 0 and 255. mean, std: [3, 1, 1], of
-    colors up to 255."""
+    """As `Pixels`, for images that are scaled as floats, which keep values below 0 and above 255. mean, std: [3, 1, 1],
+    of colors up to 255."""
 
     resample: int
     mean: NDArray[np.float32]

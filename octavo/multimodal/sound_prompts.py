@@ -48,7 +48,8 @@ class SoundPrompts:
         """The text that stands for a sound in texts, where it is no token."""
         tokens = [first_positive(config, _MARKERS)] * 2 if family.words is None else family.words.ids(encode)
         self.marker, self._token = tokens
-        """The token that stands for a sound before it is written out, and that for each vector behind it."""
+        """The token that stands for a sound before it is written out, and the token that stands for each of its
+        vectors."""
         self._limit, self._token_text = limits["audio"], token_text
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}

@@ -17,15 +17,18 @@ from octavo.multimodal.videos import Video
 
 
 class WrittenVideo(NamedTuple):
-    """tokens: what stands in the prompt. arrays: what the encoder reads. grid: rows and columns of each span. times:
-    positions in time of the parts of a span, where positions follow from them. replaces: tokens on both sides of the
-    marker that are written too."""
+    """A video as it is written into a prompt."""
 
     tokens: list[int]
+    """The tokens of the prompt."""
     arrays: Arrays
+    """The arrays that the encoder reads."""
     grid: tuple[int, int] | None = None
+    """Rows and columns of each span."""
     times: tuple[int, ...] = ()
+    """Positions in time of the parts of a span, where positions follow from them."""
     replaces: tuple[int, int] | None = None
+    """The tokens before and after the marker: `tokens` has them, too, so those of the prompt are left out."""
 
 
 ImageArrays = Callable[..., Arrays]
@@ -33,15 +36,17 @@ ImageArrays = Callable[..., Arrays]
 
 
 class VideoWriter(NamedTuple):
-    """marker: keys of config.json of the id that stands for a video in a prompt. token: likewise for its vectors.
-    write: returns what is written; settings are those of videos. check: returns what the folder of a checkpoint with
-    these settings lacks to read videos, None for nothing; raises CheckpointError or UnsupportedModel for settings that
-    are none."""
+    """How a family writes a video into a prompt."""
 
     marker: tuple[str, ...]
+    """Keys of config.json: the first one present has the id that stands for a whole video in a prompt."""
     token: tuple[str, ...]
+    """Keys of config.json: the first one present has the id that stands for one vector of a video."""
     write: Callable[[Context, int, Mapping[str, Any], ImageArrays, Video], WrittenVideo]
+    """Returns the written video; the settings are those of videos."""
     check: Callable[[Section, Path], str | None] = lambda settings, path: None
+    """Returns what a checkpoint's folder with these settings lacks to read videos, None for nothing. Raises
+    CheckpointError or UnsupportedModel for settings that no video is read with."""
 
 
 class _Sizes(NamedTuple):
