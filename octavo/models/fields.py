@@ -27,7 +27,8 @@ def fields(**own: Any) -> Mapping[str, Any]:
 
 
 def read_fields(c: Checkpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields, those that are a `Read` as it reads them. Raises CheckpointError or UnsupportedModel."""
+    """Return all fields; each `Read` is replaced by the value that it reads. Raises CheckpointError or
+    UnsupportedModel."""
     return {name: each(c) if isinstance(each, Read) else each for name, each in fields.items()}
 
 
@@ -66,9 +67,9 @@ EPS: Final = eps()
 HEAD_DIM: Final = Read(Checkpoint.positive, "head_dim", 128)
 BY_KIND: Final = Read(windows_by_kind)
 WHERE_STATED: Final = Read(lambda c: read_windows(c, is_windowed=c.values.get("sliding_window") is not None))
-"""Windows where the config has one."""
+"""The windows of layers where the config has one."""
 WHERE_USED: Final = Read(lambda c: read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
-"""Windows where the config says that they are used."""
+"""The windows of layers where the config says that they are used."""
 BEHIND: Final[Mapping[str, str]] = {
     "attention_output_norm": "post_attention_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",

@@ -38,7 +38,7 @@ class Gemma3nConfig(SharingConfig):
     widths: tuple[int, ...]
     """The width of each layer's MLP."""
     sparsities: tuple[float, ...]
-    """The share of each layer's gates that is shut, as if they were normally distributed; 0 where none is."""
+    """The share of each layer's gates that is set to 0, as if gates were normally distributed; 0 for none."""
     num_streams: int
     active: int
     """The stream that layers compute."""

@@ -151,7 +151,7 @@ class Layer(SandwichLayer):
 
 
 def _read_layers(c: Checkpoint) -> tuple[int | None, ...]:
-    """Return the window of each layer: the last one sees all tokens, whatever the config says of it."""
+    """Return the window of each layer: the last layer sees all tokens, even if the config says otherwise."""
     windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
     return (*windows[:-1], None)
 
@@ -252,12 +252,12 @@ class AssistantConfig(Gemma4Config):
     """Width of the model's states."""
 
     def writer_of(self, layer: int) -> int | None:
-        return layer  # of the model, which `lend` finds
+        return layer  # the caches of the model, which `lend` finds
 
 
 class Gemma4Assistant(SharingDecoder):
     """The small model that guesses for Gemma 4: it attends from the position of the last known token to the model's
-    keys and values, and so keeps none. Of a vocabulary in clusters it makes all logits."""
+    keys and values, and so keeps none. Where the vocabulary is in clusters, it computes the logits of all clusters."""
 
     config: AssistantConfig
     IGNORED = (*SharingDecoder.IGNORED, r"masked_embedding\..*", r"lm_head\.weight")
@@ -288,7 +288,7 @@ class Gemma4Assistant(SharingDecoder):
         return self.config.target_size
 
     def _share_cache(self, layer: int, module: CachedLayer) -> None:
-        """Caches are those of the model, which lends them."""
+        """Do nothing: the caches are those of the model, which lends them."""
 
     def lend(self, model: DecoderStack) -> None:
         """Use the embedding of the loaded model, and the caches of its last layers of each kind.

@@ -28,7 +28,7 @@ class SharingConfig(GemmaConfig):
     """A decoder whose last layers have no keys and values of their own."""
 
     num_sharing: int
-    """How many of the last layers read the keys and values of the last layer of their kind before them."""
+    """The number of last layers that read the keys and values of the last layer of their kind before them."""
     input_size: int
     """The width of each layer's own embedding; 0 where layers have none."""
     input_vocab_size: int

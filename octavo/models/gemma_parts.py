@@ -25,7 +25,8 @@ class GemmaConfig(DecoderConfig):
 
     @classmethod
     def gemma(cls, c: Checkpoint, **own: Any) -> Self:
-        """Read what the families share; `own` adds or replaces fields. Raises CheckpointError or UnsupportedModel."""
+        """Read the keys that the families share; `own` adds or replaces fields. Raises CheckpointError or
+        UnsupportedModel."""
         # "vision" is for tokens of images alone
         if not own.get("is_bidirectional"):
             c.expect("use_bidirectional_attention", False, "vision")

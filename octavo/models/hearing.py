@@ -65,7 +65,7 @@ class SoundReader(ImageReader):
             found = encoder.get_audio_features(**given)
             heard: Tensor = found.pooler_output
             heard = heard.reshape(-1, heard.shape[-1])
-            mask = getattr(found, "attention_mask", None)  # of Gemma 4's vectors, some are of no frame
+            mask = getattr(found, "attention_mask", None)  # some of Gemma 4's vectors belong to no frame
             return heard if mask is None else heard[mask.reshape(-1).bool()]
         tower = encoder.audio_tower
         num_heard, num_vectors = (int(each) for each in tower._get_feat_extract_output_lengths(num_frames))

@@ -84,9 +84,8 @@ def read_kinds(
 
 
 def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
-    """Return the tensors of the convolution of queries, keys and values, and the channels of each.
-
-    A release has a tensor for each of the three; transformers joins them, and cuts what it writes into thirds.
+    """Return the tensors of the convolution of queries, keys and values, and the channels of each. A release has a
+    tensor for each of the three; transformers joins them, and cuts the joined tensor into thirds when it writes it.
     """
     names, counts = [f"{each}_conv1d" for each in "qkv"], [sizes.key_size, sizes.key_size, sizes.value_size]
     shapes = {each.name.split(".")[-2]: each.shape for each in known_tensors(c) if "_conv1d." in each.name}

@@ -27,7 +27,7 @@ KEY_EPS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class IndexHeads:
-    """The small heads of the choice: how many, their size, their rotation, and how many tokens they choose."""
+    """The small heads of the choice: their number, size and rotation, and the number of tokens that they choose."""
 
     count: int
     size: int
@@ -75,7 +75,7 @@ class Indexer(nn.Module):
         heads = self._heads
         queries = self.wq_b(inputs).view(len(x), heads.count, heads.size)
         queries, keys = self.turned(queries, self.k_norm(self.wk(x)).unsqueeze(1), batch)
-        # the factor of products is positive: it may stand outside of what cuts negative ones off
+        # the factor of products is positive: it may stand outside of the ReLU
         weights = self.weights_proj(x) * (heads.count * heads.size) ** -0.5
         return SmallHeads(queries, weights, keys.squeeze(1))
 

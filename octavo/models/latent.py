@@ -31,7 +31,7 @@ class LatentConfig(DecoderConfig):
 
     latent_heads: LatentHeads
     q_rank: int | None
-    """Width that queries are made from; None where they are made from the stream."""
+    """The width of the vectors that queries are made from; None where they are made from the stream."""
     latent_eps: float = 1e-6
     """The eps of the norms of latents; the norms of the stream may have another."""
     latent_factor: float = 1.0
@@ -144,7 +144,7 @@ class LatentBlock(nn.Module):
         return self.gate_heads(values, *gates) if gates else values
 
     def _queries(self, inputs: Tensor, narrow: Tensor) -> tuple[Tensor, ...]:
-        """Return both parts of queries, and gates where there are."""
+        """Return both parts of queries, and gates where there are any."""
         if not self._q_rank:
             return self.q_proj(inputs)
         if self._has_gates:
@@ -153,6 +153,6 @@ class LatentBlock(nn.Module):
 
 
 class LatentDecoder(GatedDecoder):
-    """A stack of such blocks."""
+    """A stack of layers with attention over latents."""
 
     COMMON = LatentConfig.common_latent

@@ -142,7 +142,7 @@ class LoadedModel:
         )
 
     def stored_as(self) -> list[tuple[str, str, str]]:
-        """Return (weights, what they are kept as, how they are stored) for each way in which weights are quantised."""
+        """Return (weights, the form kept in memory, the stored form) for each way of quantisation."""
         return [] if self._view is None else self._view.explain(self.dtype)
 
     def position_bytes(self) -> int:

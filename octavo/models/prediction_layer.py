@@ -1,4 +1,5 @@
-"""Layers behind the last one that predict the token after the next one (MTP): what families call their own.
+"""Layers behind the last one that predict the token after the next one (MTP), and the ways in which families store
+them.
 
 A prediction layer reads the embedding of the next token and the model's last hidden state, each behind a norm, and is a
 layer of the family in all else. Source: https://arxiv.org/abs/2412.19437, section 2.2.

@@ -104,7 +104,7 @@ class StreamGates(nn.Module):
         self.shares = StreamShares(sizes.count)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """x [tokens, streams · hidden] → what the block reads [tokens, hidden], and what `shares.join` needs."""
+        """x [tokens, streams · hidden] → the block's input [tokens, hidden], and the arguments for `shares.join`."""
         normed = self.hc_norm(x)
         low, *products = self.down(normed).split(self._widths, 1)
         low = self.scale(low.contiguous())
@@ -117,7 +117,7 @@ class StreamGates(nn.Module):
 
 
 class StreamsHead(StreamGates):
-    """The one stream behind the last layer."""
+    """Makes one stream of all streams behind the last layer."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """x [tokens, streams · hidden] → [tokens, hidden]."""

@@ -126,7 +126,7 @@ def _axes_of_elements(rope: Section, name: str, num_pairs: int) -> tuple[int, ..
 
 
 def _turning_share(rope: Section, default: float) -> float:
-    """Return which share of a head turns, as the config says or by `default`. Raises CheckpointError."""
+    """Return the share of a head that turns: the config's, else `default`. Raises CheckpointError."""
     share = rope.positive_float("partial_rotary_factor", default)
     if share > 1.0:
         raise rope.error("partial_rotary_factor", "the share of a head that turns, at most 1")
@@ -216,7 +216,7 @@ def _read_longrope(c: Checkpoint, rope: Section, pairs: int) -> LongScaling:
 
 
 def _read_stretch(c: Checkpoint, rope: Section, original: int) -> float:
-    """Return by how much the context is longer than the one of the training, `original` positions."""
+    """Return the ratio of the context's length to that of the training, `original` positions."""
     if rope.values.get("factor") is not None:
         return rope.positive_float("factor")
     return c.positive("max_position_embeddings") / original

@@ -1,6 +1,6 @@
 """A checkpoint written again with quantised weights, in the format of compressed-tensors, one tensor at a time.
 
-Weights are rounded to the nearest code, without a calibration. What only stands beside the weights (tokenizer, chat
+Weights are rounded to the nearest code, without a calibration. Files beside the weights (tokenizer, chat
 template, generation config) is copied.
 """
 
@@ -234,7 +234,7 @@ def _eight_bits(weight: Tensor, group: int) -> dict[str, Tensor]:
 
 
 def _config(kind: str, group: int, kept: list[str]) -> dict[str, Any]:
-    """Return the `quantization_config` of what was written."""
+    """Return the `quantization_config` of the written weights."""
     weights = {"type": "int", "symmetric": True, "dynamic": False, "block_structure": None, "actorder": None}
     if kind == "int4":
         own: dict[str, Any] = {"num_bits": 4, "strategy": "group", "group_size": group}

@@ -25,7 +25,7 @@ _LISTS = (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4"))
 
 @dataclass(frozen=True, kw_only=True)
 class SkipConfig(DecoderConfig):
-    """Adds which streams join later ones."""
+    """Adds the earlier streams that join later ones."""
 
     joins: Mapping[int, tuple[int, ...]]
     """For each layer the earlier layers whose streams join its own, in this order."""

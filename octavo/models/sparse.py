@@ -36,15 +36,15 @@ class Mixture:
     shared_width: int = 0
     """Activations of the expert that all tokens take; 0 where there is none."""
     are_inputs_weighted: bool = False
-    """The one expert of a token is given the weighted input, and its output is taken as it is."""
+    """The one expert of a token receives the weighted input, and its output is not weighted."""
     idle: int = 0
-    """So many more experts return their inputs."""
+    """The number of further experts, which return their inputs."""
     has_output_bias: bool = False
-    """A stored vector is added to what all experts return together."""
+    """A stored vector is added to the sum of all experts' outputs."""
     output_factor: float = 1.0
     """The factor of the sum of all experts, the shared one included."""
     is_shared_gated: bool = False
-    """The shared expert's output is multiplied with the sigmoid of a gate's."""
+    """The shared expert's output is multiplied by the sigmoid of a gate's output."""
 
 
 NUMBERED: Final = StoredExperts("w1", "w3", "w2")

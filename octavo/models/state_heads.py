@@ -29,7 +29,8 @@ _EPS: Final = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class StateHeadConfig(DecoderConfig):
-    """The numbers of such a head. intermediate_size: width of what the last layer before logits reads."""
+    """The numbers of a head without attention. intermediate_size: width of the input of the last layer before
+    logits."""
 
     most: int
     """The number of tokens that the head guesses."""
@@ -47,7 +48,7 @@ class StateHeadConfig(DecoderConfig):
 
     @classmethod
     def of(cls, c: Checkpoint, **own: Any) -> StateHeadConfig:
-        """Read what both kinds have, which attend to nothing. Raises CheckpointError."""
+        """Read the keys of both kinds of heads, which have no attention. Raises CheckpointError."""
         return cls(
             num_layers=1,
             hidden_size=c.positive("hidden_size"),
@@ -216,5 +217,5 @@ def _stages(count: int, make: Callable[[int], nn.Module]) -> nn.ModuleDict:
 
 
 def _of(stages: nn.ModuleDict, stage: int) -> Any:
-    """Return the module of a stage; the last one is that of all later ones."""
+    """Return the module of a stage; all stages after the last module share it."""
     return stages[str(min(stage, len(stages) - 1))]

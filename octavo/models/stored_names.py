@@ -29,12 +29,12 @@ _OF_A_TEXT_MODEL: Final = (
     "llm.model.",
     "llm.",
 )
-"""What may stand before the names of a text model within one that reads images or sound too."""
+"""Prefixes of the names of a text model within a model that reads images or sound too."""
 _OTHER_PARTS: Final = re.compile(
     r"(?:model\.)?((?:vision|visual|image|audio|sound_|speech|multi_modal|embed_(?:audio|tokens_extend|vision)|mm_|"
     r"connector|patch_merge|resampler_|mlp1|mtp|vit_)\w*)\..*"
 )
-"""Encoders of images and sound, what projects their results, and layers that predict further tokens."""
+"""Encoders of images and sound, the projections of their results, and layers that predict further tokens."""
 _OF_ENCODERS: Final = re.compile(
     r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|resampler|sam_model|tts|visual_tokenizer|vte|vpm|"
     r"view_sep[ae]rator|vqmodel)(?:\..*)?"
@@ -54,7 +54,7 @@ def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
 
 
 def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[TensorInfo | StoredTensor]) -> None:
-    """Compare what the model reads with all stored tensors, before any is read. Raises CheckpointError."""
+    """Compare the tensors that the model reads with all stored tensors, before any is read. Raises CheckpointError."""
     slots = tensor_slots(model)
     found: dict[str, str] = {}
     for tensor in stored:

@@ -35,9 +35,8 @@ class StoredView:
         kept_as: KeptAs = DEFAULT_CODES,
         requantized_by: WeightMethod | None = None,
     ) -> None:
-        """requantized_by: the method of all weights, which are dequantised for it.
-
-        Without weight files what the config says is all that is known. Raises CheckpointError for a damaged file."""
+        """requantized_by: the method of all weights, which are dequantised for it. Without weight files only the config
+        describes them. Raises CheckpointError for a damaged file."""
         if task_adapter(checkpoint, checkpoint.path) is not None:
             raise UnsupportedModel(f"{checkpoint.path}: adapters of tasks are not added to quantised weights")
         self._checkpoint, self._model, self._format = checkpoint, model, kept
@@ -109,7 +108,7 @@ class StoredView:
                 yield self._tensor(short, wanted, name + suffix)
 
     def explain(self, dtype: torch.dtype) -> list[tuple[str, str, str]]:
-        """Return (weights, what they are kept as, how they are stored) for each kind of opened weight."""
+        """Return (weights, the form kept in memory, the stored form) for each kind of opened weight."""
         kinds: dict[tuple[str, CodeSpec | None], int] = {}
         slots = tensor_slots(self._model)
         for short, weight in self._opened.items():
@@ -165,7 +164,7 @@ class StoredView:
             try:
                 if len(of) == 1 and (not of[0] or torch.arange(spec.shape[0])[of[0][0]].numel() == spec.shape[0]):
                     return weight.rows(wanted)
-                # memory of rows that nothing asks for is never touched
+                # memory of rows that nothing reads is never touched
                 whole = torch.empty(spec.shape, dtype=spec.dtype)
                 for part in of:
                     rows = part[0] if part else ALL

@@ -1,4 +1,4 @@
-"""Decoders whose blocks are joined by hyper-connections: the layer, and the stack of such layers."""
+"""Decoders whose blocks are joined by hyper-connections: the layer, and the stack of these layers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HyperLayer(nn.Module):
         return self.ffn_hc.join(x, self.feed_forward(self.post_attention_layernorm(stream), batch), mixing), None
 
     def connection(self, c: Any) -> Connection:
-        """Make what joins a block and the streams."""
+        """Make the module that joins a block and the streams."""
         return HyperConnection(c.streams)
 
     def feed_forward(self, x: Tensor, batch: ModelInput) -> Tensor:

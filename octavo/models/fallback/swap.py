@@ -41,7 +41,7 @@ class RowsOf(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Something with the type of the weight, which modules ask for."""
+        """A value with the dtype of the weight, which modules ask for."""
         if isinstance(self.octavo, PreparedLayer):  # which may have released its parameters
             return torch.empty(0, dtype=self.octavo.dtype)
         return next(self.octavo.parameters())
@@ -141,7 +141,7 @@ def _fill_each(slots: Sequence[TensorSlot], num_heads: int, stored: Tensor) -> N
     parts = torch.split(stored, [slot.shape[0] for slot in slots])
     for place, (slot, rows) in enumerate(zip(slots, parts, strict=True)):
         if num_heads and place < 2:
-            # of queries and keys the halves of heads turn together here
+            # in queries and keys the elements of a head's two halves turn together here
             rows = rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
         slot.fill(rows)
 
