@@ -13,13 +13,14 @@ Values = Mapping[str, Any]
 
 
 class Side(NamedTuple):
-    """Images of one size, which an encoder reads. default: the side where config.json leaves it out; None for none, so
-    that the size is not checked. setting: of the processor that has the side, too. of: the only `model_type` of
-    encoders for which it is so."""
+    """Images of one size, which an encoder reads."""
 
     default: int | None = None
+    """The side in pixels where config.json leaves it out; None for no side: the size is not checked then."""
     setting: str = "size"
+    """The setting of the image processor that has the side, too."""
     of: str | None = None
+    """The only `model_type` of encoders that read one size; None for all."""
 
 
 class MediaFamily(NamedTuple):

@@ -12,13 +12,16 @@ from octavo.platform import Platform
 
 
 class Feature(NamedTuple):
-    """name: what the tables and messages call it. option: what asks for it. wanted: whether a configuration does.
-    remedy: how a configuration does not."""
+    """A feature that a configuration may ask for and that not every device has."""
 
     name: str
+    """Its name in tables and messages."""
     option: str
+    """The option that asks for it."""
     wanted: Callable[[EngineConfig], bool]
+    """Returns whether a configuration asks for it."""
     remedy: str = "leave it out"
+    """How to configure an engine without it."""
 
 
 FEATURES: Final[Mapping[str, Feature]] = {

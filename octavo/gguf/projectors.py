@@ -15,16 +15,16 @@ from octavo.gguf.vision import Vision
 
 
 class Made(NamedTuple):
-    """What a model that reads images has besides its text model.
-
-    vision: its `vision_config`. own: keys beside that. settings: those of its image processor. text: what its
-    `text_config` has beyond that of the text model alone.
-    """
+    """The parts of a config that a model with images has besides its text model's."""
 
     vision: Mapping[str, Any]
+    """The `vision_config`."""
     own: Mapping[str, Any]
+    """Keys beside the `vision_config`."""
     settings: Mapping[str, Any]
+    """Settings of the image processor."""
     text: Mapping[str, Any] = {}
+    """Keys of the `text_config` that the text model alone does not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,22 +33,27 @@ _SEEDS_APART: Final = 10007
 
 @dataclass(frozen=True, slots=True)
 class NgramSizes:
-    """Tables of n-grams of 2 to `longest` tokens, `heads` for each length, whose vectors are `dim` elements together.
-
-    vocab, stop: of tokens, and the one that ends texts. base: rows of the smallest table at least. multiple: of rows of
-    all together. parts: in how many stored tensors they are; 0 for one. seed: of the hashes. taps: of the convolution.
-    """
+    """Tables of n-grams of 2 to `longest` tokens."""
 
     longest: int
     heads: int
+    """Number of tables for each length of n-grams."""
     dim: int
+    """Elements of the vectors of all tables together."""
     vocab: int
+    """Number of tokens of the vocabulary."""
     stop: int
+    """The token that ends texts."""
     base: int
+    """Least number of rows of a table."""
     multiple: int
+    """The number of rows of all tables together is a multiple of this."""
     parts: int
+    """Number of stored tensors that hold the tables; 0 for a single one."""
     seed: int
+    """The seed of the hashes."""
     taps: int
+    """Number of taps of the convolution."""
 
     @property
     def num_tables(self) -> int:
@@ -223,16 +228,17 @@ class NgramStreams(RecurrentLayer):
 
 @dataclass(frozen=True, slots=True)
 class SplitNgrams:
-    """Tables of n-grams of 2 to `longest` tokens, `splits` for each length, each of two rows more than the last.
-
-    base: rows of the first but one. vocab, stop: of tokens, and the one that ends texts.
-    """
+    """Tables of n-grams of 2 to `longest` tokens; each table has two rows more than the one before."""
 
     longest: int
     splits: int
+    """Number of tables for each length of n-grams."""
     base: int
+    """Rows of the first table, minus one."""
     vocab: int
+    """Number of tokens of the vocabulary."""
     stop: int
+    """The token that ends texts."""
 
     @property
     def rows(self) -> list[int]:

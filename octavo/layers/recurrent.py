@@ -253,19 +253,19 @@ class GatedDeltaNet(RecurrentLayer):
 
 @dataclass(frozen=True, slots=True)
 class MambaOptions:
-    """What families with Mamba2 differ in.
-
-    factors: of gate, x, B, C and step after the projection. limits: of the time step. norm_groups: parts of a row that
-    are normalised each; None without a norm. is_norm_first: the norm stands before the gate.
-    """
+    """The options in which families with Mamba2 differ."""
 
     bias: bool = False
     convolution_bias: bool = True
     out_bias: bool = False
     limits: tuple[float, float] = (0.0, float("inf"))
+    """The smallest and the largest time step."""
     factors: tuple[float, ...] = (1.0,) * 5
+    """The factors of gate, x, B, C and step after the projection."""
     norm_groups: int | None = 1
+    """The number of parts of a row that are normalised each; None without a norm."""
     is_norm_first: bool = False
+    """Whether the norm comes before the gate."""
 
 
 class Mamba2(RecurrentLayer):

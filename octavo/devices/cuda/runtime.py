@@ -51,14 +51,16 @@ def triton_constants(constants: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CudaRuntime:
-    """is_invariant: the bits of a row must not depend on the others, which costs speed. launch: launches kernels.
-    shared_bytes: shared memory of an SM; by default that of Hopper and Blackwell. has_float8: whether the GPU decodes
-    floats of 8 bits, from capability 8.9 on."""
+    """The settings that kernels on CUDA run with, and their launcher."""
 
     is_invariant: bool = False
+    """Whether the bits of a row must not depend on the others, which costs speed."""
     launch: Launcher = launch_by_triton
+    """Launches kernels."""
     shared_bytes: int = 228 << 10
+    """Bytes of shared memory of an SM; by default those of Hopper and Blackwell."""
     has_float8: bool = False
+    """Whether the GPU decodes floats of 8 bits, from capability 8.9 on."""
 
     @property
     def has_large_shared(self) -> bool:
