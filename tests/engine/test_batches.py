@@ -105,7 +105,7 @@ def test_a_wait_for_outputs_that_others_have_got_ends(llm: LLM) -> None:
     llm.enqueue(PROMPTS[:2], PARAMS[:2])
     while llm.engine.has_unfinished_requests():
         llm.engine.step()
-    with pytest.raises(RequestFailed, match="2 requests have ended in steps that others ran"):
+    with pytest.raises(RequestFailed, match="2 requests finished in steps that other callers ran"):
         llm.wait_for_completion(use_tqdm=False)
     assert llm.wait_for_completion(use_tqdm=False) == []
 
