@@ -20,7 +20,7 @@ from octavo.models.config import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StreamsConfig(DecoderConfig):
-    """Adds the streams."""
+    """Adds the residual streams."""
 
     streams: StreamSizes
 
@@ -92,7 +92,7 @@ class StreamsDecoder(GatedDecoder):
         raise ConfigError("speculative_config: a head reads one stream of its model, and this model has several")
 
     def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return the streams [tokens, streams · hidden], all the same."""
+        """Return the streams [tokens, streams · hidden], which all hold the embeddings."""
         streams: Tensor = self.copies(super().begin(batch)[0])
         return streams, None
 

@@ -47,7 +47,7 @@ def _of_v3(stored: Iterable[StoredTensor], adapter: TaskAdapter) -> Iterator[Sto
             factors = [by_name.get(f"{module}{_BESIDE}0.lora_{each}") for each in "BA"]
             if (b := factors[0]) is None or (a := factors[1]) is None or len(a.shape) != 3 or len(b.shape) != 3:
                 raise CheckpointError(f"{tensor.file}: the adapters of {module} are missing; download it again")
-            if b.shape[1] != tensor.shape[0]:  # those of embeddings are in the other order
+            if b.shape[1] != tensor.shape[0]:  # the adapters of embeddings are in the other order
                 a, b = b, a
             yield _added(replace(tensor, name=f"{module}.weight"), b, a, adapter.scale, adapter.place)
 

@@ -77,7 +77,7 @@ class ImageReader(DecoderStack):
     @classmethod
     def read_library(cls, c: Checkpoint) -> Any:
         """Return transformers' config of the encoder. Raises CheckpointError or UnsupportedModel."""
-        # of InternVL's text models transformers lacks some, of Nemotron-H's config it refuses an infinite number
+        # transformers lacks some of InternVL's text models, and refuses an infinite number in Nemotron-H's config
         small = {"text_config": {**_SMALL, "hidden_size": c.positive("hidden_size")}}
         name = cls.FAMILY.library_config or f"{_CLASS.sub('', cls.library_name())}Config"
         return library_config(c, name, small if cls.FAMILY.is_apart else {})
@@ -92,7 +92,7 @@ class ImageReader(DecoderStack):
                 f"{c.stored.where}: {cls.FAMILY.width} is {width}, expected the text model's hidden_size, which is "
                 f"{config.hidden_size}"
             )
-        if cls.FAMILY.unstated is None:  # what is left out is checked as transformers fills it in
+        if cls.FAMILY.unstated is None:  # absent keys are checked with the values that transformers fills in
             image_settings(Checkpoint(c.path, {**library.to_dict(), "architectures": [c.architecture]}))
         check_features(c.stored, library)
         check_levels(c.stored, library, config.num_layers)
@@ -141,7 +141,8 @@ class ImageReader(DecoderStack):
             self._lacks_buffers = False
 
     def received(self, values: Tensor) -> Tensor:
-        """Return an input of the encoder in its type, whose buffers are on the device of the input from now on."""
+        """Return an input in the dtype of the encoder, after the buffers of the encoder are filled on the device of the
+        input."""
         self.fill(values.device)
         return values.to(next(self.encoder.parameters()).dtype)
 
@@ -158,7 +159,7 @@ class ImageReader(DecoderStack):
         read: Any = self.encoder.get_video_features if kind == "video" else self.encoder.get_image_features
         found = read(**given, return_dict=True)
         made, levels = found.pooler_output, getattr(found, "deepstack_features", None) or ()
-        if made is None and levels:  # Granite's, which takes nothing's place
+        if made is None and levels:  # Granite's, which replaces no token
             levels = [_joined(each) for each in dict(levels).values()]
             made = torch.zeros_like(levels[0])
         if made is None:  # Llama 4's encoder does not project

@@ -9,7 +9,7 @@ from typing import Any, Final
 from octavo.config.section import Section
 
 _MOST_MERGERS: Final = 8
-"""Each joins the patches of an image once more."""
+"""The limit of mergers, each of which joins the patches of an image once more."""
 
 
 def levels_of(library: Any) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def _check_kimi(config: Section, own: Section, library: Any) -> None:
 
 
 def check_levels(config: Section, library: Any, num_layers: int) -> None:
-    """Raise CheckpointError for values of Granite 4 Vision that name layers or parts of images which there are not."""
+    """Raise CheckpointError for values of Granite 4 Vision that name layers or parts of images that do not exist."""
     if not hasattr(library, "deepstack_layer_map"):
         return
     vision, pairs = library.vision_config, library.deepstack_layer_map or ()

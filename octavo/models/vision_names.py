@@ -259,4 +259,4 @@ STORED: Final[Mapping[str, StoredNames]] = {
         turns=True,
     ),
 }
-"""By `names` of a `MediaFamily`; those without any are of models of several families."""
+"""The names by `names` of a `MediaFamily`; a family without `names` has those of models of several families."""

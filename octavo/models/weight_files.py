@@ -90,8 +90,8 @@ def checkpoint_tensors(checkpoint: Checkpoint) -> Iterator[StoredTensor]:
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield every tensor of a safetensors file, PyTorch archive or GGUF file, in the order of the file; those of the
-    last dequantised.
+    """Yield every tensor of a safetensors file, PyTorch archive or GGUF file, in the order of the file; those of a GGUF
+    file are dequantised.
 
     Raises CheckpointError for a damaged file, and for an archive that holds anything but tensors.
     """

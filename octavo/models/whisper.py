@@ -38,7 +38,7 @@ from octavo.models.ropes import read_rope
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperConfig(DecoderConfig):
-    """num_encoded: vectors that the encoder makes, whose class of transformers is `encoder`."""
+    """num_encoded: the number of vectors that the encoder makes; `encoder` is its class of transformers."""
 
     num_encoded: int
     encoder: Any
@@ -160,7 +160,7 @@ class WhisperForConditionalGeneration(DecoderStack):
 
 
 class _LateGatedMLP(nn.Module):
-    """`down(up(x) * silu(gate(x)))`, whose gate is stored behind the other half."""
+    """`down(up(x) * silu(gate(x)))`; one tensor stores up and, behind it, gate."""
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()

@@ -37,7 +37,8 @@ _SHARING: Final = "hybrid"
 
 @dataclass(frozen=True, kw_only=True)
 class Zamba2Config(DecoderConfig):
-    """num_blocks: that take turns. rank: of the layers' own products, of the MLP and perhaps of attention."""
+    """num_blocks: the number of blocks, which take turns. rank: that of the layers' own products, of the MLP and
+    perhaps of attention."""
 
     kinds: tuple[str, ...]
     sizes: RecurrentSizes
@@ -62,7 +63,7 @@ def _adapter(inputs: int, rank: int, outputs: nn.Module) -> nn.Sequential:
 
 
 class _Attention(nn.Module):
-    """The projections of a block around attention, which is each layer's."""
+    """The projections of a block around attention; the attention itself belongs to each layer."""
 
     def __init__(self, c: Zamba2Config, mesh: Mesh, turns: Sequence[int]) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class _Attention(nn.Module):
 
 
 class _MLP(nn.Module):
-    """`down(act(gate(x)) * up(x))`, with what the layer adds to gate and up."""
+    """`down(act(gate(x)) * up(x))`, with the layer's own products added to gate and up."""
 
     def __init__(self, c: Zamba2Config, mesh: Mesh, turns: Sequence[int]) -> None:
         super().__init__()
