@@ -20,7 +20,7 @@ def test_features_count_until_the_request_ends() -> None:
     with limits.request(one), limits.request(same), limits.request(other):
         take_features(one, 60)  # more than half, but the sender's only request
         for scope, num_bytes in ((same, 1), (other, 41)):
-            with pytest.raises(ApiError, match=f"room of 100 bytes .* has {num_bytes}; .*--max-features") as refused:
+            with pytest.raises(ApiError, match=f"fill the 100 bytes .* has {num_bytes}; .*--max-features") as refused:
                 take_features(scope, num_bytes)
             assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
         take_features(other, 40)

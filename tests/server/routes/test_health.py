@@ -60,7 +60,7 @@ def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
     assert "POST /v1/chat/completions" in listed
     assert listed["GET /health"] == "Return the state of each engine core while one is ready"
     assert not any("Raises" in text or text.endswith(".") for text in listed.values())
-    verbs = {"Begin", "End", "Forget", "Give", "Go", "Keep", "Load", "Move", "Open", "Return", "Stream"}
+    verbs = {"Abort", "Begin", "End", "Forget", "Give", "Go", "Keep", "Load", "Move", "Open", "Return", "Stream"}
     assert {text.split()[0] for text in listed.values()} <= verbs, "a row says what its endpoint does"
     off = ("kv_events_off", "response_not_stored", "adapters_fixed", "awake", "upgrade_required", "profiler_off")
     for endpoint in ENDPOINTS:
