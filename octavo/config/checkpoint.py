@@ -6,7 +6,6 @@ Nothing here reads weights: safetensors headers say names, types and shapes, whi
 from __future__ import annotations
 
 import builtins
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from octavo.config.overrides import flat_overrides, overridden
 from octavo.config.released import in_todays_layout
 from octavo.config.released_ultravox import folders_beside
 from octavo.config.safetensors_header import TensorInfo, WeightFile, read_header
-from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, shown
+from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, read_json_object, shown
 from octavo.config.speculators import of_layers
 from octavo.config.text_config import TEXT_CONFIG, THINKER_CONFIG, flattened, of_thinker
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
@@ -368,23 +367,3 @@ def model_file(path: Path) -> Path:
         names = ", ".join(each.name for each in files[:6])
         raise CheckpointError(f"{path}: holds {len(files)} GGUF models ({names}); name one of the files")
     return files[0] if files else path
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises CheckpointError with the place of the damage."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}: is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); download it again"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")
-    return value
-
-
-def read_section(file: Path, *, may_lack: bool = False) -> Section:
-    """Return the keys of a JSON file; none where it is absent and `may_lack`. Raises CheckpointError."""
-    return Section({} if may_lack and not file.is_file() else read_json_object(file), str(file))

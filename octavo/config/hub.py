@@ -15,13 +15,14 @@ from typing import Any, Final, NamedTuple
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs, ModelSource
-from octavo.config.checkpoint import CONFIG, Checkpoint, model_file, read_json_object
+from octavo.config.checkpoint import CONFIG, Checkpoint, model_file
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.listed import refuse_unlisted
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
 from octavo.config.native_mistral import is_native
 from octavo.config.released_phi4 import adapter_files
+from octavo.config.section import read_json_object
 from octavo.config.sentence_modules import listed_modules
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from octavo.config.checkpoint import Checkpoint, read_json_object, read_section
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.encoder_sizes import check_encoder
 from octavo.config.image_fits import MOST_TILES
 from octavo.config.media_families import media_family
 from octavo.config.media_family import MediaFamily
-from octavo.config.section import Section
+from octavo.config.section import Section, read_json_object, read_section
 
 MOST_CROSS_IMAGES: Final = 4
 """Most images of one prompt where layers read them through caches, which have room for so many."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.config.checkpoint import Checkpoint, read_section
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.pooling_config import LateInteraction
-from octavo.config.section import Section
+from octavo.config.section import Section, read_section
 
 _METADATA: Final = "artifact.metadata"
 _PUNCTUATION: Final = tuple(string.punctuation)

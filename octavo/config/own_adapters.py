@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import image_settings
 from octavo.config.media_args import media_limits
 from octavo.config.media_families import media_family
 from octavo.config.released_phi4 import ADAPTERS, PHI4, RELEASED
-from octavo.config.section import Section
+from octavo.config.section import Section, read_json_object
 from octavo.config.sounds import sound_section
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from octavo.config.args import PoolingArgs
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.media_families import media_family
 from octavo.config.pooler_config import with_overrides
 from octavo.config.pooling_config import (
@@ -25,6 +25,7 @@ from octavo.config.pooling_config import (
 )
 from octavo.config.projections import PROJECTED, with_projection
 from octavo.config.released_retrieval import RETRIEVAL
+from octavo.config.section import read_json_object
 from octavo.config.sentence_modules import activation_named, listed_modules, read_modules
 from octavo.config.task_adapters import task_adapter
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED

@@ -6,14 +6,13 @@ not beside the projector's; both are given as folders by `hf_overrides`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.encoder_sizes import checked_audio
-from octavo.config.section import Section
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.config.section import Section, read_json_object
+from octavo.errors import UnsupportedModel
 
 RELEASED: Final = "UltravoxModel"
 ULTRAVOX: Final = "UltravoxForConditionalGeneration"
@@ -72,10 +71,4 @@ def _config_in(stated: Section, key: str) -> Mapping[str, Any]:
             f"{stated.origin(key)}: {key} is {named}, and {RELEASED} reads that part from a folder of this machine: "
             f'download it, and set hf_overrides={{"{key}": "PATH OF THE FOLDER"}}'
         )
-    try:
-        found = json.loads((Path(named) / _CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{named}/{_CONFIG}: cannot be read ({error}); download it again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{named}/{_CONFIG}: holds no JSON object; download it again")
-    return found
+    return read_json_object(Path(named) / _CONFIG)

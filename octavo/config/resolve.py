@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from octavo.config.activation_bits import activation_bits
 from octavo.config.args import EngineArgs
-from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object, read_token_ids
+from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_token_ids
 from octavo.config.draft_config import draft_config, limited
 from octavo.config.effects import without_effect
 from octavo.config.embedding_size import embedding_size
@@ -35,7 +35,7 @@ from octavo.config.schema import (
     ReplicaConfig,
     SchedulerConfig,
 )
-from octavo.config.section import LARGEST_SIZE, Section
+from octavo.config.section import LARGEST_SIZE, Section, read_json_object
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speculators import with_verifier
 from octavo.config.speech import read_speech

@@ -6,6 +6,7 @@ import builtins
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -211,3 +212,23 @@ def shown(value: object) -> str:
     is_plain = isinstance(value, int | float | Mapping | Sequence | None)
     text = json.dumps(value, ensure_ascii=False) if is_plain else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises CheckpointError with the place of the damage."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{path}: is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); download it again"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")
+    return value
+
+
+def read_section(file: Path, *, may_lack: bool = False) -> Section:
+    """Return the keys of a JSON file; none where it is absent and `may_lack`. Raises CheckpointError."""
+    return Section({} if may_lack and not file.is_file() else read_json_object(file), str(file))

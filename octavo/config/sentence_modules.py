@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import read_section
 from octavo.config.late_interaction import module_files
 from octavo.config.pooling_config import MODES, DenseModule, PoolingConfig
-from octavo.config.section import Section, shown
+from octavo.config.section import Section, read_section, shown
 from octavo.core.pooling import TOKEN_EMBED
 from octavo.errors import CheckpointError, UnsupportedModel
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import CONFIG, read_json_object
+from octavo.config.checkpoint import CONFIG
 from octavo.config.media_families import media_family
+from octavo.config.section import read_json_object
 from octavo.core.request_options import BatchKeywords
 from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer

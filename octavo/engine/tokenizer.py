@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.config.checkpoint import read_json_object
+from octavo.config.section import read_json_object
 from octavo.core.byte_level import byte_of_char
 from octavo.core.prompt import checked_text
 from octavo.core.ranked_tokens import ranked_beside, read_ranked

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
@@ -19,6 +20,23 @@ from octavo.models.vision import ImageReader
 
 _OLD_NAMES: Final = {f"audio_tower.proj{place}": f"multi_modal_projector.linear_{place}" for place in (1, 2)}
 """Maps names of modules in the layout of Qwen3-ASR's release to their names in transformers."""
+
+
+def whisper_vectors(tower: Any, features: Tensor, unseen: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Return the vectors [vectors, width] of transformers' Whisper encoder, for any number of frames.
+
+    features: [bands, frames]. unseen: returns which vectors a vector does not attend to, [vectors, vectors], by their
+    places [vectors]; None where each attends to all.
+    """
+    x = F.gelu(tower.conv2(F.gelu(tower.conv1(features[None])))).transpose(1, 2)
+    places, mask = torch.arange(x.shape[1], device=x.device), None
+    x = x + tower.embed_positions(places)
+    if unseen is not None:
+        hidden = unseen(places)
+        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)[None, None]
+    for layer in tower.layers:
+        x = layer(x, mask)
+    return tower.layer_norm(x)[0]
 
 
 class SoundReader(ImageReader):

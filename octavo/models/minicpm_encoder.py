@@ -20,7 +20,7 @@ from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.models.config import DecoderConfig
 from octavo.models.fallback.swap import stack
-from octavo.models.hearing import SoundReader
+from octavo.models.hearing import SoundReader, whisper_vectors
 
 _HEAD = 128
 _EPS = 1e-6
@@ -95,18 +95,13 @@ class _Encoder(nn.Module):
 
     def hear(self, features: Tensor) -> Tensor:
         """features [bands, frames] → [vectors, hidden]."""
-        tower, seconds, pooled = self.apm, self._sounds.audio_chunk_length, self._sounds.audio_pool_step
-        x = F.gelu(tower.conv2(F.gelu(tower.conv1(features[None])))).transpose(1, 2)
-        places = torch.arange(x.shape[1], device=x.device)
-        x = x + tower.embed_positions(places)
-        mask = None
-        if seconds > 0:
+        seconds, pooled = self._sounds.audio_chunk_length, self._sounds.audio_pool_step
+
+        def later_chunks(places: Tensor) -> Tensor:
             chunks = places // int(seconds * 50)
-            unseen = chunks[:, None] < chunks
-            mask = torch.zeros_like(unseen, dtype=x.dtype).masked_fill(unseen, torch.finfo(x.dtype).min)[None, None]
-        for layer in tower.layers:
-            x = layer(x, mask)
-        x = self.audio_projection_layer(tower.layer_norm(x)[0])
+            return chunks[:, None] < chunks
+
+        x = self.audio_projection_layer(whisper_vectors(self.apm, features, later_chunks if seconds > 0 else None))
         return x[: len(x) // pooled * pooled].view(-1, pooled, x.shape[1]).mean(1)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.config.checkpoint import CONFIG, QUANTIZATION, Checkpoint, read_json_object
+from octavo.config.checkpoint import CONFIG, QUANTIZATION, Checkpoint
 from octavo.config.own_adapters import own_adapter_files
+from octavo.config.section import read_json_object
 from octavo.config.task_adapters import task_adapter
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError

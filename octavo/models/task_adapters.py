@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from octavo.config.checkpoint import Checkpoint, read_section
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import read_section
 from octavo.config.task_adapters import FILES, TaskAdapter, task_adapter
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE, Parts

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.sounds import sound_section
 from octavo.models.fallback.library import refusal
-from octavo.models.hearing import SoundReader
+from octavo.models.hearing import SoundReader, whisper_vectors
 
 _EPS = 1e-6
 
@@ -53,12 +52,7 @@ class _Encoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features [bands, frames] → [vectors, hidden]."""
-        tower = self.audio_tower
-        x = F.gelu(tower.conv2(F.gelu(tower.conv1(features[None])))).transpose(1, 2)
-        x = x + tower.embed_positions(torch.arange(x.shape[1], device=x.device))
-        for layer in tower.layers:
-            x = layer(x, None)
-        return self.multi_modal_projector(tower.layer_norm(x)[0])
+        return self.multi_modal_projector(whisper_vectors(self.audio_tower, features))
 
 
 class UltravoxReader(SoundReader):

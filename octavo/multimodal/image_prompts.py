@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from octavo.config.blamed_keys import blamed_keys
-from octavo.config.checkpoint import Checkpoint, read_json_object
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import MOST_CROSS_IMAGES
 from octavo.config.media_families import media_family
-from octavo.config.section import Section
+from octavo.config.section import Section, read_json_object
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import CheckpointError, ConfigError, MissingLibrary, one_line
 from octavo.multimodal.image_processors import OWN_PROCESSORS

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.checkpoint import read_json_object
-from octavo.config.section import Section
+from octavo.config.section import Section, read_json_object
 from octavo.core.media import MediaInput, TypedArray
 from octavo.multimodal.sound import RATES, Samples
 

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.checkpoint import Checkpoint, read_section
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.listeners import RATE, num_parakeet_vectors
-from octavo.config.section import Section
+from octavo.config.section import Section, read_section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.sound import Samples

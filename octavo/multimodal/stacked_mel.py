@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.checkpoint import Checkpoint, read_section
-from octavo.config.section import Section
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section, read_section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG

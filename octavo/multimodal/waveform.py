@@ -7,9 +7,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from octavo.config.checkpoint import Checkpoint, read_section
+from octavo.config.checkpoint import Checkpoint
 from octavo.config.listeners import RATE, Listener
 from octavo.config.media_families import media_family
+from octavo.config.section import read_section
 from octavo.core.media import MediaInput, TypedArray, digest_of
 from octavo.errors import InvalidRequest
 from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG, LogMel

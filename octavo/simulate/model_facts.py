@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import CONFIG, Checkpoint, read_json_object
+from octavo.config.checkpoint import CONFIG, Checkpoint
 from octavo.config.hub import locate
-from octavo.config.section import Section
+from octavo.config.section import Section, read_json_object
 from octavo.errors import UnsupportedModel
 
 
