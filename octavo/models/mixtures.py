@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
+from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
 from octavo.layers.experts import StoredExperts
 from octavo.layers.norm import LayerNorm
 from octavo.models.blocks import GatedDecoder, LateNormLayer, head_norms, width_norms
@@ -90,25 +91,30 @@ class OpenAIPrivacyFilterModel(GptOssForCausalLM):
     }
 
 
+_BY_LAYER: Final = ("moe_intermediate_size", "moe_topk", "num_shared_expert")
+"""Numbers that configs of Hunyuan may state for each layer."""
+
+
 def _shared_of_all_layers(c: Checkpoint) -> Mixture:
-    width = c.positive("intermediate_size")
+    """Read the mixture that all layers have. Raises CheckpointError where the config states others for some of them."""
+    one = copy(c)
+    one.values = {**c.values, **{name: _of_all_layers(c, name) for name in _BY_LAYER if name in c.values}}
     return read_mixture(
-        c,
+        one,
         experts="num_experts",
-        width=_of_all_layers(c, "moe_intermediate_size", width),
-        top_k=_of_all_layers(c, "moe_topk", c.positive("num_experts_per_tok", 1)),
-        shared_width=width * _of_all_layers(c, "num_shared_expert", 1),
+        width=("moe_intermediate_size", "intermediate_size"),
+        top_k=("moe_topk", ("num_experts_per_tok", 1)),
+        shared_width=c.positive("intermediate_size") * one.positive("num_shared_expert", 1),
     )
 
 
-def _of_all_layers(c: Checkpoint, name: str, default: int) -> int:
-    """Return a number that the config may state for each layer. Raises CheckpointError where layers differ."""
-    found = c.values.get(name)
+def _of_all_layers(c: Checkpoint, name: str) -> Any:
+    found = c.values[name]
     if not isinstance(found, list):
-        return c.positive(name, default)
+        return found
     if not found or type(found[0]) is not int or any(each != found[0] for each in found):
         raise c.error(name, "one number above 0 for all layers")
-    return Section({name: found[0]}, c.origin(name)).positive(name)
+    return found[0]
 
 
 class HunYuanMoEV1ForCausalLM(GatedDecoder):

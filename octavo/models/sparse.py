@@ -144,12 +144,15 @@ def read_mixture(c: Checkpoint, like: StoredExperts | None = None, **stated: Any
     found = {name: _read(c, _NUMBERS[name], each) if name in _NUMBERS else each for name, each in stated.items()}
     rule = RouterRule(**{name: found.pop(name) for name in RouterRule.__dataclass_fields__ if name in found})
     shared, count, groups = found.pop("shared"), found["experts"] + found.get("idle", 0), rule.num_groups
+    top_k, of_all = (_key(c, stated[name]) for name in ("top_k", "experts"))
     if count % groups or rule.groups_kept > groups:
-        raise c.error("n_group", f"a divisor of the {count} experts, and at least topk_group")
-    if rule.top_k > count // groups * (rule.groups_kept if groups > 1 else 1):
-        raise c.error(
-            _key(c, stated["top_k"]), f"at most the experts that are chosen from, of {count} in {groups} groups"
-        )
+        if c.values.get("n_group") is not None:
+            raise c.error("n_group", f"a divisor of the {count} experts, and at least topk_group")
+        raise c.error(*((of_all, f"a multiple of {groups}") if count % groups else ("topk_group", f"at most {groups}")))
+    if rule.top_k > (most := count // groups * (rule.groups_kept if groups > 1 else 1)):
+        if c.values.get(top_k) is not None:
+            raise c.error(top_k, f"at most the experts that are chosen from, of {count} in {groups} groups")
+        raise c.error(of_all, f"so many that {rule.top_k} are chosen for a token, of {most} in {groups} groups")
     if "stored" not in found:
         found["stored"] = read_stored(c, like)
     return Mixture(rule=rule, **{"shared_width": shared * found["width"], **found})
@@ -164,13 +167,12 @@ def _read(c: Checkpoint, read: Callable[..., Any], stated: Any) -> Any:
     return _read(c, read, default) if c.values.get(key) is None else read(c, key)
 
 
-def _key(c: Checkpoint, top_k: Any) -> str:
-    """Return the key of the config that has the experts of a token."""
-    if isinstance(top_k, tuple):
-        key, default = top_k
-        is_other = isinstance(default, str | tuple) and c.values.get(key) is None
-        return _key(c, default) if is_other else str(key)
-    return top_k if isinstance(top_k, str) else "num_experts_per_tok"
+def _key(c: Checkpoint, stated: Any) -> str:
+    """Return the key of the config that has a stated number; the last one where it has none."""
+    if not isinstance(stated, tuple):
+        return str(stated)
+    key, default = stated
+    return _key(c, default) if isinstance(default, str | tuple) and c.values.get(key) is None else str(key)
 
 
 def read_shared_mixture(c: Checkpoint, **stated: Any) -> Mixture:

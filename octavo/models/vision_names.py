@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from torch import nn
 
 from octavo.models.fallback.swap import stack
-from octavo.models.mistral_names import MISTRAL_ENCODER
+from octavo.models.mistral_names import MISTRAL_ENCODER, Renamed, own_name, renamed
 
-_Renamed = tuple[tuple[re.Pattern[str], str], ...]
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 
 
@@ -20,16 +18,14 @@ class StoredNames(NamedTuple):
     by its name. turns: in it, rows of the heads of queries and keys turn in neighbouring pairs. within: the part of the
     encoder with these layers."""
 
-    renamed: _Renamed
+    renamed: Renamed
     joined: Mapping[str, tuple[str, ...]] = {}
     turns: bool = False
     within: str = ""
 
     def todays(self, name: str) -> str:
         """Return the name of a stored tensor today, with what is before all names or without."""
-        for old, own in self.renamed:
-            name = old.sub(own, name)
-        return name
+        return own_name(name, self.renamed)
 
     def stack(self, encoder: nn.Module, vision: Any) -> None:
         """Let the layers of an encoder be read from the tensors that hold several. vision: transformers' config."""
@@ -38,13 +34,7 @@ class StoredNames(NamedTuple):
             stack(encoder.get_submodule(self.within), parts, stored, num_heads)
 
 
-def _renamed(begin: str, *renamed: tuple[str, str]) -> _Renamed:
-    """Return patterns that `begin` precedes; the text in the group of `begin`, if it has one, stays."""
-    kept = r"\1" if re.compile(begin).groups else ""
-    return tuple((re.compile(begin + old), kept + own) for old, own in renamed)
-
-
-_DEEPSEEK_OCR: Final = _renamed(
+_DEEPSEEK_OCR: Final = renamed(
     r"^(?:model\.)?",
     (r"projector\.layers\.", "multi_modal_projector."),
     ("view_seperator$", "view_separator"),
@@ -63,7 +53,7 @@ _DEEPSEEK_OCR: Final = _renamed(
     (r"sam_model\.net_3\.", "sam_model.proj.conv2."),
     (r"sam_model\.", "vision_tower.sam_encoder."),
 )
-_INTERN: Final = _renamed(
+_INTERN: Final = renamed(
     "",
     (r"^mlp1\.0\.", "multi_modal_projector.layer_norm."),
     (r"^mlp1\.1\.", "multi_modal_projector.linear_1."),
@@ -83,7 +73,7 @@ _INTERN: Final = _renamed(
 )
 STORED: Final[Mapping[str, StoredNames]] = {
     "": StoredNames(
-        _renamed(
+        renamed(
             "",
             # of models for retrieval
             (r"^vlm\.(?:model\.)?", "model."),
@@ -97,7 +87,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
     "deepseek_ocr": StoredNames(_DEEPSEEK_OCR, {"qkv_proj": _QKV}, within="vision_tower.vision_encoder"),
     "deepseek_ocr2": StoredNames(_DEEPSEEK_OCR),
     "deepseek_vl2": StoredNames(
-        _renamed(
+        renamed(
             "",
             (r"^language\.", "language_model."),
             (r"^vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
@@ -110,7 +100,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
         {"qkv": _QKV},
     ),
     "dots_ocr": StoredNames(
-        _renamed(
+        renamed(
             r"^(vision_tower\.)",
             (r"patch_embed\.patchifier\.", "patch_embed."),
             (r"post_trunk_norm\.", "norm."),
@@ -120,7 +110,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
         ),
     ),
     "ernie": StoredNames(
-        _renamed(
+        renamed(
             r"^(?:model\.)?",
             (r"vision_model\.", "vision_tower."),
             (r"resampler_model\.(\w+_linear)\.0\.", r"resampler_model.\1.fc1."),
@@ -129,14 +119,14 @@ STORED: Final[Mapping[str, StoredNames]] = {
         ),
     ),
     "gemma_unified": StoredNames(
-        _renamed(
+        renamed(
             r"^(?:model\.)?",
             (r"vision_embedder\.", "embed_vision."),
             (r"embed_vision\.embedding_projection\.", "embed_vision.multimodal_embedder.embedding_projection."),
         )
     ),
     "hunyuan": StoredNames(
-        _renamed(
+        renamed(
             r"",
             (r"^(?:model\.)?vit\.", "vision_tower."),
             (r"^(vision_tower\..*)\.mlp\.dense_h_to_4h\.", r"\1.mlp.fc1."),
@@ -151,7 +141,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
     ),
     "intern": StoredNames(_INTERN, {"qkv": _QKV}),
     "kimi": StoredNames(
-        _renamed(
+        renamed(
             r"",
             (r"^multi_modal_projector\.pre_norm\.", "mm_projector.pre_norm."),
             (r"^(?:mm_projector\.proj\.0|multi_modal_projector\.linear_1)\.", "mm_projector.in_proj."),
@@ -169,7 +159,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
         turns=True,
     ),
     "lfm3": StoredNames(
-        _renamed(
+        renamed(
             r"^((?:model\.)?vision_tower\..*)",
             (r"patchifier\.", "patch_embed."),
             (r"\bq_layernorm\.", "q_norm."),
@@ -177,7 +167,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
         ),
     ),
     "minimax": StoredNames(
-        _renamed(
+        renamed(
             r"^",
             (r"patch_merge_mlp\.", "multi_modal_projector.merge_"),
             (r"vision_tower\.vision_model\.embeddings\.patch_embedding\.", "vision_tower.embeddings.proj."),
@@ -187,7 +177,7 @@ STORED: Final[Mapping[str, StoredNames]] = {
     ),
     "mistral": StoredNames(MISTRAL_ENCODER, {"wq": _QKV[:1], "wk": _QKV[1:2]}, turns=True),
     "nemotron": StoredNames(
-        _renamed(
+        renamed(
             r"^",
             (
                 r"vision_model\.radio_model\.model\.patch_generator\.embedder\.",
@@ -213,16 +203,16 @@ STORED: Final[Mapping[str, StoredNames]] = {
             (r"vision_projector\.vision_final_layernorm\.", "vision_final_layernorm."),
         ),
     ),
-    "opencua": StoredNames(_renamed("", (r"^vision_tower\.", "visual."))),
+    "opencua": StoredNames(renamed("", (r"^vision_tower\.", "visual."))),
     "phi4": StoredNames(
-        _renamed(
+        renamed(
             r"^((?:model\.)?embed_tokens_extend\.image_embed\.)",
             (r"img_projection\.0\.", "img_projection_up."),
             (r"img_projection\.2\.", "img_projection_down."),
             (r"glb_GN$", "global_img_feature_extensor"),
             (r"sub_GN$", "sub_img_feature_extensor"),
         )
-        + _renamed(
+        + renamed(
             r"^((?:model\.)?embed_tokens_extend\.audio_embed\.(?:.*\.)?)",
             (r"(feed_forward_(?:in|out))\.net\.0\.linear\.", r"\2.gate_up_proj."),
             (r"(feed_forward_(?:in|out))\.net\.2\.", r"\2.down_proj."),
@@ -235,10 +225,10 @@ STORED: Final[Mapping[str, StoredNames]] = {
         )
     ),
     "qianfan": StoredNames(
-        (*_INTERN, *_renamed("", (r"^vision_tower\.encoder\.layer\.", "vision_tower.layers."))), {"qkv": _QKV}
+        (*_INTERN, *renamed("", (r"^vision_tower\.encoder\.layer\.", "vision_tower.layers."))), {"qkv": _QKV}
     ),
     "step": StoredNames(
-        _renamed(
+        renamed(
             r"",
             (r"^(?:model\.)?vit_large_projector\.", "multi_modal_projector."),
             (r"^(?:model\.)?vision_model\.", "vision_model."),

@@ -138,6 +138,18 @@ def load(path: Path) -> None:
         ("gte", {"type_vocab_size": -1}, "type_vocab_size is -1, expected an integer of at least 0"),
         ("hunyuan_v1_moe", {"moe_intermediate_size": [10**12] * 2}, "moe_intermediate_size is 1000000000000, expected"),
         ("hunyuan_v1_moe", {"moe_topk": [True] * 2}, "moe_topk is .*, expected one number above 0 for all layers"),
+        (
+            "deepseek_v3",
+            {"n_group": None, "n_routed_experts": 6},
+            "n_routed_experts is 6, expected a multiple of 8",
+        ),
+        (
+            "ernie4_5_moe",
+            {"moe_k": None, "moe_num_experts": 4},
+            "moe_num_experts is 4, expected so many that 6 are chosen",
+        ),
+        ("hunyuan_v1_moe", {"moe_topk": 99}, "moe_topk is 99, expected at most the experts that are chosen from"),
+        ("hunyuan_v1_moe", {"moe_topk": [99] * 2}, "moe_topk is 99, expected at most the experts"),
         ("lfm2", {"block_ffn_dim_multiplier": 1e300}, "block_ffn_dim_multiplier is 1e.300, expected a factor"),
         ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings is 2, expected at least 3"),
     ],
