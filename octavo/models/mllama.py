@@ -21,13 +21,11 @@ from octavo.config.images import MOST_CROSS_IMAGES
 from octavo.config.text_config import NUM_UNDRAWN
 from octavo.core.model_shape import Encoded, LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import CrossAttention
 from octavo.layers.elementwise import TanhGate
 from octavo.layers.embedding import LMHead
-from octavo.layers.heads import Heads
-from octavo.layers.linear import HeadsLinear, joined_linear
 from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
 from octavo.models.config import DecoderConfig, even_share
+from octavo.models.cross_attention import EncoderAttention
 from octavo.models.decoder import DecoderStack
 from octavo.models.vision import ImageReader
 
@@ -51,38 +49,13 @@ class MllamaConfig(DecoderConfig):
         return (LayerCache(Encoded(heads.kv, heads.dim, self.num_encoded, MOST_CROSS_IMAGES)),)
 
 
-class ImageAttention(nn.Module):
-    """Attention to the encoder's vectors of images, without positions, behind norms of query and key heads."""
-
-    def __init__(self, c: MllamaConfig, mesh: Mesh) -> None:
-        super().__init__()
-        queries = Heads(c.heads.query, c.heads.query, c.heads.dim)
-        self.query = HeadsLinear(c.hidden_size, queries, mesh, reads=("q_proj",))
-        self.key_value = HeadsLinear(c.hidden_size, c.heads, mesh, reads=("k_proj", "v_proj"))
-        self.q_norm, self.k_norm = head_norms(c, mesh)
-        self.attention = CrossAttention(c.heads.share(mesh))
-        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh)
-
-    def store(self, batch: ModelInput) -> None:
-        """Write the keys and values of images that are encoded in this step."""
-        for each in batch.encoded:  # one by one: the bits of one do not depend on others
-            with batch.products_of(each):
-                k, v = self.key_value(each.states)
-            self.attention.store(self.k_norm(k), v, each.written, batch)
-
-    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """x [tokens that see an image, hidden] → the same shape."""
-        (q,) = self.query(x)
-        return self.o_proj(self.attention.attend(self.q_norm(q), batch))
-
-
 class CrossLayer(nn.Module):
     """Attention to images and an MLP, each behind a norm and before a gate."""
 
     def __init__(self, c: MllamaConfig, mesh: Mesh) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
-        self.cross_attn, self.mlp = ImageAttention(c, mesh), GatedMLP(c, mesh)
+        self.cross_attn, self.mlp = EncoderAttention(c, mesh, head_norms(c, mesh)), GatedMLP(c, mesh)
         self.cross_attn_attn_gate, self.cross_attn_mlp_gate = TanhGate(c.hidden_size), TanhGate(c.hidden_size)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:

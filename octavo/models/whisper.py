@@ -21,15 +21,15 @@ from octavo.config.listeners import COHERE, MOONSHINE, RATE, expect_parakeet
 from octavo.config.section import read_section
 from octavo.core.model_shape import Encoded, KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import CrossAttention
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
-from octavo.layers.linear import ColumnLinear, HeadsLinear, joined_linear
+from octavo.layers.linear import ColumnLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.models.blocks import GatedLayer, PlainMLP, RotaryAttention, stream_norm
 from octavo.models.config import DecoderConfig, even_share
+from octavo.models.cross_attention import EncoderAttention
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import held_layers, in_one_thread, keep_in_one_thread, library_config, library_module
 from octavo.models.fallback.library import fill_buffers
@@ -52,28 +52,6 @@ class WhisperConfig(DecoderConfig):
         )
 
 
-class EncoderAttention(nn.Module):
-    """Attention to the encoder's output, without positions."""
-
-    def __init__(self, c: WhisperConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.query = HeadsLinear(c.hidden_size, c.heads, mesh, reads=("q_proj",), bias=c.qkv_bias)
-        self.key_value = HeadsLinear(
-            c.hidden_size, c.heads, mesh, reads=("k_proj", "v_proj"), bias=c.qkv_bias, unbiased=c.qkv_unbiased
-        )
-        self.attention = CrossAttention(self.query.local_heads)
-        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
-
-    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        for each in batch.encoded:  # one by one: the bits of one do not depend on others
-            with batch.products_of(each):
-                k, v = self.key_value(each.states)
-            self.attention.store(k, v, each.written, batch)
-        (q,) = self.query(x)
-        return self.o_proj(self.attention.attend(q, batch))
-
-
 class WhisperLayer(GatedLayer):
     """Attention to the tokens so far, attention to the encoder's output, and MLP, each behind a norm."""
 
@@ -86,6 +64,7 @@ class WhisperLayer(GatedLayer):
         """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
         x, residual = self.input_layernorm.add(x, residual)
         x, residual = self.encoder_attn_layer_norm.add(self.self_attn(x, batch), residual)
+        self.encoder_attn.store(batch)
         x, residual = self.post_attention_layernorm.add(self.encoder_attn(x, batch), residual)
         return self.mlp(x), residual
 
