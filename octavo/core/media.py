@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from math import prod
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from octavo.core.arithmetic import num_blocks_for
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ITEM_BYTES: Final = {"float32": 4, "int64": 8, "int32": 4, "uint8": 1}
 """Bytes of an element by the name of its type."""
@@ -96,6 +99,13 @@ def num_positions_of(num_tokens: int, media: Iterable[MediaInput]) -> int:
             longest = max([*each.grid, *[time + 1 for time in each.times]])
             num_saved += sum(length - longest for _, length in each.spans)
     return num_tokens - min(0, num_saved)
+
+
+def typed_array(array: NDArray[Any]) -> TypedArray:
+    """Return an array as it travels: floats in float32, integers in int64, flags and bytes in uint8."""
+    kinds: dict[str, Any] = {"f": "float32", "i": "int64", "u": "uint8", "b": "uint8"}
+    dtype = kinds[array.dtype.kind]
+    return TypedArray(dtype, tuple(array.shape), array.astype(dtype, copy=False).tobytes())
 
 
 def digest_of(arrays: Mapping[str, TypedArray]) -> bytes:

@@ -6,7 +6,7 @@ import base64
 import re
 from typing import Any, Final
 
-from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.core.media import MediaInput, digest_of, typed_array
 from octavo.errors import InvalidRequest
 
 FIELD: Final = "prompt_embeds"
@@ -39,7 +39,7 @@ def read_embeds(value: Any) -> MediaInput:
         array = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(array).all():
         raise _refused(f"{FIELD} has numbers that are not finite in float32; give others")
-    arrays = {FIELD: TypedArray("float32", (len(array), array.shape[1]), array.tobytes())}
+    arrays = {FIELD: typed_array(array)}
     return MediaInput("embeds", digest_of(arrays), ((0, len(array)),), len(array), arrays)
 
 

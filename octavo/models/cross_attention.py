@@ -9,13 +9,13 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import CrossAttention
 from octavo.layers.heads import Heads
 from octavo.layers.linear import HeadsLinear, joined_linear
-from octavo.models.config import DecoderConfig, NormPair
+from octavo.models.config import DecoderConfig
 
 
 class EncoderAttention(nn.Module):
     """Attention to an encoder's vectors, without positions, behind norms of query and key heads where there are any."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, norms: NormPair | None = None) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh, norms: tuple[nn.Module, nn.Module] | None = None) -> None:
         super().__init__()
         queries = Heads(c.heads.query, c.heads.query, c.heads.dim)
         self.query = HeadsLinear(c.hidden_size, queries, mesh, reads=("q_proj",), bias=c.qkv_bias)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
-from octavo.multimodal.sound import FIELD, Samples
-from octavo.multimodal.usm_mel import MOST_S, UsmMel, extractor_settings
+from octavo.core.media import MediaInput
+from octavo.multimodal.log_mel import extractor_settings, sampling_rate
+from octavo.multimodal.sound import Samples, sound_input, too_short
+from octavo.multimodal.usm_mel import MOST_S, UsmMel
 
 
 class Frames(msgspec.Struct, frozen=True):
@@ -109,8 +109,8 @@ def gemma4_mel(checkpoint: Checkpoint, section: Section) -> UsmMel:
 def gemma4_frames(checkpoint: Checkpoint, section: Section) -> Frames:
     """Return how samples of a checkpoint without an encoder become vectors. section: of sounds in config.json. Raises
     CheckpointError or UnsupportedModel."""
-    settings, rate = extractor_settings(checkpoint.path)
-    size = section.positive("audio_embed_dim", 640)
+    settings = extractor_settings(checkpoint.path)
+    rate, size = sampling_rate(settings), section.positive("audio_embed_dim", 640)
     settings.expect_all(audio_samples_per_token=size, feature_size=size)
     return Frames(size, rate, MOST_S, math.ceil(MOST_S * rate / size))
 
@@ -146,10 +146,5 @@ def each_frame(settings: Frames, section: Section, samples: Samples) -> list[Med
 def _whole(settings: UsmMel | Frames, samples: Samples, count: Callable[[NDArray[np.int64]], int]) -> list[MediaInput]:
     features, mask = settings.features(samples)
     if not (num_vectors := count(mask)):
-        seconds = len(samples) / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.04 s", field=FIELD)
-    arrays = {
-        "input_features": TypedArray("float32", features.shape, features.tobytes()),
-        "input_features_mask": TypedArray("int64", mask.shape, mask.tobytes()),
-    }
-    return [MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)]
+        raise too_short(samples, settings.sampling_rate, 0.04)
+    return [sound_input({"input_features": features, "input_features_mask": mask}, num_vectors)]

@@ -17,7 +17,7 @@ from octavo.multimodal.nemotron_images import NemotronImages, NemotronSquares
 from octavo.multimodal.nemotron_tiles import NemotronTiles
 from octavo.multimodal.phi3v_images import Phi3VImages
 from octavo.multimodal.phi4_images import Phi4Images
-from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, closest_grid, to_bfloat16
+from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, closest_grid, cut, to_bfloat16
 from octavo.multimodal.step_images import StepImages
 
 
@@ -143,7 +143,9 @@ class Lfm2VlImages:
         """
         grids = [self._grid(*image.size) for image in images]
         pieces = [piece for image, grid in zip(images, grids, strict=True) for piece in self._pieces(image, *grid)]
-        patches = [self._patches(self._pixels.array(piece)) for piece in pieces]
+        # a pixel of a patch has its colors beside each other
+        cuts = [cut(self._pixels.array(piece), self._patch).transpose(0, 2, 3, 1) for piece in pieces]
+        patches = [each.reshape(len(each), -1) for each in cuts]
         longest = max(len(each) for each in patches)
         filled = [np.pad(each, ((0, longest - len(each)), (0, 0))) for each in patches]
         shapes = [(piece.height // self._patch, piece.width // self._patch) for piece in pieces]
@@ -186,13 +188,6 @@ class Lfm2VlImages:
     def _rounded(self, side: int) -> int:
         return round(side / self._token) * self._token
 
-    def _patches(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return [patches, patch · patch · 3] of [3, height, width], row by row."""
-        size = self._patch
-        _, height, width = pixels.shape
-        cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 2, 4, 0)
-        return cut.reshape(-1, size * size * 3)
-
 
 class DeepseekOcrImages:
     """Pads an image to a square, and cuts a large one into tiles beside that."""
@@ -210,14 +205,14 @@ class DeepseekOcrImages:
         """Return pixel_values [images, 3, side, side], pixel_values_local [tiles, 3, tile, tile] where there are any,
         num_local_patches [images], and patches_grid [images, (columns, rows)]."""
         grids = [self._grid(*image.size) for image in images]
-        cut = [
+        tiles = [
             self._pixels.array(tile)
             for image, grid in zip(images, grids, strict=True)
             for tile in (self._pixels.tiles(image, *grid, self._tile, self._tile) if grid[0] else [])
         ]
         return {
             "pixel_values": np.stack([self._pixels.array(self._square(image)) for image in images]),
-            **({"pixel_values_local": np.stack(cut)} if cut else {}),
+            **({"pixel_values_local": np.stack(tiles)} if tiles else {}),
             "num_local_patches": np.array([math.prod(grid) for grid in grids], np.int64),
             "patches_grid": np.array([(max(1, columns), max(1, rows)) for columns, rows in grids], np.int64),
         }
@@ -258,8 +253,7 @@ class KimiImages:
             scaled = image.resize(self._scaled_size(*image.size), self._pixels.resample)
             width, height = (-(-side // token) * token for side in scaled.size)
             pixels = self._pixels.array(scaled.crop((0, 0, width, height)))
-            cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 0, 2, 4)
-            patches.append(cut.reshape(-1, 3, size, size))
+            patches.append(cut(pixels, size))
             grids.append((1, height // size, width // size))
         return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.array(grids, np.int64)}
 

@@ -16,7 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.images import MOST_CROSS_IMAGES
 from octavo.config.media_families import media_family
 from octavo.config.section import Section, read_json_object
-from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.core.media import MediaInput, digest_of, typed_array
 from octavo.errors import CheckpointError, ConfigError, MissingLibrary, one_line
 from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.image_writer import Context, first_positive
@@ -156,7 +156,7 @@ class ImagePrompts:
         made = self.arrays(decoded(image), **({} if most is None else {"is_cut": context.num_images <= most}))
         tokens = self._with_lines(written, self.writer.tokens(context, self._token, made))
         offset = len(written)
-        arrays = {name: _typed(made[name]) for name in self.writer.reads if name in made}
+        arrays = {name: typed_array(made[name]) for name in self.writer.reads if name in made}
         digest = digest_of(arrays)
         if self.writer.num_vectors is not None:
             num_vectors = self.writer.num_vectors(context, made)
@@ -176,10 +176,10 @@ class ImagePrompts:
         if made.replaces is not None and written[-1:] == [made.replaces[0]]:
             del written[-1:]
             left_out = made.replaces[1]
-        arrays = {name: _typed(each) for name, each in made.arrays.items()}
+        arrays = {name: typed_array(each) for name, each in made.arrays.items()}
         spans = tuple(spans_of(made.tokens, {self._video_token}, len(written)))
         num_embeddings = sum(length for _, length in spans)
-        digest = digest_of({**arrays, "times": _typed(np.array(made.times, dtype=np.int64))})
+        digest = digest_of({**arrays, "times": typed_array(np.array(made.times, dtype=np.int64))})
         video = MediaInput("video", digest, spans, num_embeddings, arrays, grid=made.grid, times=made.times)
         video = msgspec.structs.replace(video, num_before=self.writer.num_before)
         return made.tokens, video, left_out
@@ -208,8 +208,8 @@ class ImagePrompts:
 
 def _whole(tokens: Sequence[int], media: Iterable[MediaInput]) -> MediaInput:
     """Return what says that all tokens of a prompt attend to each other; its digest is that of the prompt."""
-    parts = {str(place): TypedArray("uint8", (len(each.digest),), each.digest) for place, each in enumerate(media)}
-    digest = digest_of({**parts, "tokens": _typed(np.array(tokens, dtype=np.int64))})
+    parts = {str(place): typed_array(np.frombuffer(each.digest, np.uint8)) for place, each in enumerate(media)}
+    digest = digest_of({**parts, "tokens": typed_array(np.array(tokens, dtype=np.int64))})
     return MediaInput("prompt", digest, ((0, len(tokens)),), 0, {}, is_whole=True)
 
 
@@ -218,12 +218,6 @@ def _are_videos(given: Any) -> bool:
     if not isinstance(given, list):
         return False
     return all(isinstance(each, tuple | list | Mapping) or getattr(each, "ndim", 0) == 4 for each in given)
-
-
-def _typed(array: NDArray[Any]) -> TypedArray:
-    kinds: dict[str, Any] = {"f": "float32", "i": "int64", "u": "uint8", "b": "uint8"}
-    dtype = kinds[array.dtype.kind]
-    return TypedArray(dtype, tuple(array.shape), array.astype(dtype, copy=False).tobytes())
 
 
 def _image_processor(path: Path, settings: Mapping[str, Any], changes: Iterable[str], config: Section) -> Any:

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.section import Section, read_json_object
-from octavo.core.media import MediaInput, TypedArray
+from octavo.config.images import PROCESSOR_FILES
+from octavo.config.section import Section, read_section
+from octavo.core.media import MediaInput, typed_array
 from octavo.multimodal.sound import RATES, Samples
 
-PREPROCESSOR_CONFIG: Final = "preprocessor_config.json"
-_FILES: Final = (PREPROCESSOR_CONFIG, "processor_config.json")
+PREPROCESSOR_CONFIG: Final = PROCESSOR_FILES[0]
 _LENGTHS: Final = range(1, (1 << 16) + 1)
 """Samples of a frame, and between two: more would take all memory."""
 _PIECE: Final = 1 << 12
@@ -41,16 +41,13 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> LogMel:
         """Read the settings of a checkpoint. Raises CheckpointError."""
-        file = next((path / each for each in _FILES if (path / each).is_file()), None)
-        values = {} if file is None else read_json_object(file)
-        for name in ("feature_extractor", "audio_processor"):
-            values = nested if isinstance(nested := values.get(name), dict) else values
-        settings = values.get("melspec_kwargs")
+        section = extractor_settings(path)
+        settings = section.values.get("melspec_kwargs")
         is_whole = isinstance(settings, dict)
         if isinstance(settings, dict):  # torchaudio's names
             values = {"win_length": 400, "n_fft": 512, "n_mels": 80, **settings}
             values |= {"feature_size": values["n_mels"], "sampling_rate": values.get("sample_rate")}
-        section = Section(values, str(file or path / PREPROCESSOR_CONFIG))
+            section = Section(values, section.where)
         model = Section(config, str(path / "config.json"))
         num_vectors = model.positive("max_source_positions")
         sizes = {name: section.positive(name, cls.__struct_defaults__[i]) for i, name in enumerate(_SIZES)}
@@ -109,11 +106,34 @@ class LogMel(msgspec.Struct, frozen=True, dict=True):
         """Return the input of the encoder for the window from frame `start` on; zeros follow the end of the sound."""
         part = features[:, start : start + self.num_frames]
         part = np.pad(part, ((0, 0), (0, self.num_frames - part.shape[1])))
-        data = np.ascontiguousarray(part, np.float32).tobytes()
-        digest = sha256(b"log mel\0" + repr(msgspec.structs.astuple(self)).encode() + data).digest()
-        return MediaInput(
-            "audio", digest, (), self.num_vectors, {"input_features": TypedArray("float32", part.shape, data)}
-        )
+        typed = typed_array(part)
+        digest = sha256(b"log mel\0" + repr(msgspec.structs.astuple(self)).encode() + typed.data).digest()
+        return MediaInput("audio", digest, (), self.num_vectors, {"input_features": typed})
+
+
+def extractor_settings(path: Path) -> Section:
+    """Return the settings of a checkpoint's feature extractor, none where no file has them. Raises CheckpointError."""
+    file = next((path / each for each in PROCESSOR_FILES if (path / each).is_file()), path / PREPROCESSOR_CONFIG)
+    values = read_section(file, may_lack=True).values
+    for name in ("feature_extractor", "audio_processor"):
+        values = nested if isinstance(nested := values.get(name), dict) else values
+    return Section(values, str(file))
+
+
+def sampling_rate(settings: Section) -> int:
+    """Return the samples per second of a feature extractor. Raises CheckpointError."""
+    rate = settings.positive("sampling_rate", 16_000)
+    if rate not in RATES:
+        raise settings.error("sampling_rate", f"{RATES.start:,} to {RATES.stop - 1:,}")
+    return rate
+
+
+def kaldi_filters(size: int, bands: int, lowest: float, highest: float, rate: int) -> NDArray[np.float32]:
+    """Return the filters [size // 2 + 1, bands] of Kaldi's spectrogram. size: samples of a transform."""
+    from transformers.audio_utils import mel_filter_bank
+
+    edges = size // 2 + 1, bands, lowest, highest, rate
+    return mel_filter_bank(*edges, triangularize_in_mel_space=True, mel_scale="kaldi").astype(np.float32)
 
 
 _SIZES: Final = ("feature_size", "sampling_rate", "hop_length", "n_fft")

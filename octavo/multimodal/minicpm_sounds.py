@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 
 from octavo.config.section import Section
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
+from octavo.core.media import MediaInput
 from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import Words
-from octavo.multimodal.sound import FIELD, Samples
+from octavo.multimodal.sound import Samples, sound_input, too_short
 
 WORDS: Final = Words("(<audio>./</audio>)", "<|audio_start|>", "<unk>")
 """The first of the tokens begins each second."""
@@ -43,11 +42,9 @@ def minicpm_windows(settings: LogMel, section: Section, samples: Samples) -> lis
         num_frames = -(-len(part) // settings.hop_length)
         if num_vectors := _num_pooled(num_frames, section.positive("audio_pool_step")):
             features = np.ascontiguousarray(settings.features(part)[:, :num_frames])
-            arrays = {"input_features": TypedArray("float32", features.shape, features.tobytes())}
-            made.append(MediaInput("audio", digest_of(arrays), (), num_vectors, arrays))
+            made.append(sound_input({"input_features": features}, num_vectors))
     if not made:
-        seconds = len(samples) / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.1 s", field=FIELD)
+        raise too_short(samples, settings.sampling_rate, 0.1)
     return made
 
 

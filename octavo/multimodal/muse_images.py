@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, Pixels
+from octavo.multimodal.pixels import Arrays, Pixels, cut
 
 _LANCZOS: Final = 1
 
@@ -36,16 +35,10 @@ class MuseImages:
         patches, grids = [], []
         for image in images:
             width, height = self._scaled_size(max_image_tokens or self._most, *image.size)
-            patches.append(self._patches(self._pixels.array(image.resize((width, height), self._pixels.resample))))
+            pieces = cut(self._pixels.array(image.resize((width, height), self._pixels.resample)), self._patch)
+            patches.append(np.tile(pieces.reshape(len(pieces), -1), self._times))  # the same for each frame of a patch
             grids.append((1, height // self._patch, width // self._patch))
         return {"pixel_values": np.concatenate(patches), "image_grid_thw": np.array(grids, np.int64)}
-
-    def _patches(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return [patches, numbers] of [3, height, width], row by row, the same for each frame of a patch."""
-        size = self._patch
-        _, height, width = pixels.shape
-        cut = pixels.reshape(3, height // size, size, width // size, size).transpose(1, 3, 0, 2, 4)
-        return np.tile(cut.reshape(-1, 3 * size * size), self._times)
 
     def _scaled_size(self, most: int, width: int, height: int) -> tuple[int, int]:
         token = self._patch * self._merged

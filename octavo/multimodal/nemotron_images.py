@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, FloatPixels, closest_grid
+from octavo.multimodal.pixels import Arrays, FloatPixels, closest_grid, cut
 
 _BICUBIC: Final = 3
 _MOST_PIXELS: Final = 1 << 25
@@ -47,9 +47,8 @@ class NemotronImages:
 
     def _patches(self, image: Any, rows: int, columns: int) -> NDArray[np.float32]:
         size = self._patch
-        pixels = self._pixels.array(image, columns * size, rows * size)
-        cut = pixels.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
-        return np.ascontiguousarray(cut.reshape(rows * columns, -1), np.float32)
+        pieces = cut(self._pixels.array(image, columns * size, rows * size), size)
+        return np.asarray(pieces.reshape(rows * columns, -1), np.float32)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         """Return the rows and columns of patches, multiples of those that are merged."""

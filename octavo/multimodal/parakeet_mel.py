@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.listeners import RATE, num_parakeet_vectors
 from octavo.config.section import Section, read_section
-from octavo.core.media import MediaInput, TypedArray, digest_of
+from octavo.core.media import MediaInput
 from octavo.multimodal.gemma_sounds import Around
-from octavo.multimodal.sound import Samples
+from octavo.multimodal.sound import Samples, sound_input
 
 _WIDTH: Final = 400
 _HOP: Final = 160
@@ -81,8 +81,7 @@ def parakeet_pieces(settings: ParakeetMel, section: Section, samples: Samples) -
     for start in range(0, max(1, len(samples)), size):
         part = samples[start : start + size]
         features = settings.features(np.pad(part, (0, max(0, _LEAST - len(part)))))
-        arrays = {"input_features": TypedArray("float32", features.shape, features.tobytes())}
-        made.append(MediaInput("audio", digest_of(arrays), (), num_parakeet_vectors(len(features) * _HOP), arrays))
+        made.append(sound_input({"input_features": features}, num_parakeet_vectors(len(features) * _HOP)))
     return made
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, bicubic
+from octavo.multimodal.pixels import CLIP_MEAN, CLIP_STD, Arrays, Pixels, bicubic, cut
 
 _BILINEAR: Final = 2
 _TRANSPOSE: Final = 5
@@ -54,7 +54,4 @@ class Phi3VImages:
         if is_high:
             pixels = pixels.transpose(1, 0, 2)
         whole = self._pixels.array(pixels)
-        rows, columns = (length // side for length in whole.shape[1:])
-        cut = whole.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
-        small = bicubic(bicubic(whole, side).transpose(0, 2, 1), side).transpose(0, 2, 1)
-        return np.concatenate([small[None], cut]), (rows * side, columns * side)
+        return np.concatenate([bicubic(whole, side)[None], cut(whole, side)]), whole.shape[1:]

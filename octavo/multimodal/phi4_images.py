@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.section import Section
-from octavo.multimodal.pixels import Arrays, Pixels, bicubic, closest_grid
+from octavo.multimodal.pixels import Arrays, Pixels, bicubic, closest_grid, cut
 
 
 class Phi4Images:
@@ -62,12 +62,10 @@ class Phi4Images:
             full // self._patch - (full - own) // self._patch for full, own in ((height, scaled[1]), (width, scaled[0]))
         ]
         mask[: seen[0], : seen[1]] = 1
-        tiles = whole.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
-        cut = mask.reshape(rows, num_patches, columns, num_patches).transpose(0, 2, 1, 3)
-        masks = cut.reshape(-1, num_patches, num_patches)
-        small = bicubic(bicubic(whole, side).transpose(0, 2, 1), side).transpose(0, 2, 1)
+        own = mask.reshape(rows, num_patches, columns, num_patches).transpose(0, 2, 1, 3)
+        masks = own.reshape(-1, num_patches, num_patches)
         return (
-            np.concatenate([small[None], tiles]),
+            np.concatenate([bicubic(whole, side)[None], cut(whole, side)]),
             np.concatenate([np.ones_like(masks[:1]), masks]),
             (height, width),
         )

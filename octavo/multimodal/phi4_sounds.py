@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section, read_json_object
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
-from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG
-from octavo.multimodal.sound import FIELD, RATES, Samples
+from octavo.config.section import Section
+from octavo.core.media import MediaInput
+from octavo.multimodal.log_mel import extractor_settings, kaldi_filters, sampling_rate
+from octavo.multimodal.sound import Samples, sound_input, too_short
 
 MOST_S: Final = 300.0
 """Seconds of a sound: the first convolution of the encoder takes 8 MB for each in float32."""
-_FILES: Final = (PREPROCESSOR_CONFIG, "processor_config.json")
 _LARGEST: Final = 1 << 12
 """Samples of a frame, and between two."""
 _PIECE: Final = 1 << 12
@@ -43,18 +41,12 @@ class Phi4Mel(msgspec.Struct, frozen=True, dict=True):
     def of(cls, checkpoint: Checkpoint, section: Section) -> Phi4Mel:
         """Read the settings of a checkpoint. section: its encoder in config.json. Raises CheckpointError or
         UnsupportedModel."""
-        file = next((each for name in _FILES if (each := checkpoint.path / name).is_file()), None)
-        values: Any = {} if file is None else read_json_object(file)
-        for name in ("feature_extractor", "audio_processor"):
-            values = nested if isinstance(nested := values.get(name), dict) else values
-        settings = Section(values, str(file or checkpoint.path / PREPROCESSOR_CONFIG))
+        settings = extractor_settings(checkpoint.path)
         joined, bands = section.positive("time_reduction", 8), section.positive("input_size", 80)
         settings.expect_all(audio_compression_rate=joined, feature_size=bands)
         settings.expect_all(audio_downsample_rate=1, audio_feat_stride=1)
-        rate, size = settings.positive("sampling_rate", 16_000), settings.positive("n_fft", 512)
+        rate, size = sampling_rate(settings), settings.positive("n_fft", 512)
         hop, width = settings.positive("hop_length", 160), settings.positive("win_length", 400)
-        if rate not in RATES:
-            raise settings.error("sampling_rate", f"{RATES.start:,} to {RATES.stop - 1:,}")
         if size > _LARGEST or width > size:
             name, most = ("n_fft", f"{_LARGEST:,}") if size > _LARGEST else ("win_length", f"n_fft, which is {size}")
             raise settings.error(name, f"at most {most}")
@@ -69,15 +61,8 @@ class Phi4Mel(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _filters(self) -> NDArray[np.float32]:
-        from transformers.audio_utils import mel_filter_bank
-
         edges = self.mel_min_frequency, self.mel_max_frequency
-        made = mel_filter_bank(
-            *(self.n_fft // 2 + 1, self.feature_size, *edges, self.sampling_rate),
-            triangularize_in_mel_space=True,
-            mel_scale="kaldi",
-        )
-        return made.astype(np.float32)
+        return kaldi_filters(self.n_fft, self.feature_size, *edges, self.sampling_rate)
 
     def features(self, samples: Samples) -> NDArray[np.float32]:
         """Return [frames, bands] of a sound; samples behind the last whole frame are left out."""
@@ -99,7 +84,5 @@ def phi4_sound(settings: Phi4Mel, section: Section, samples: Samples) -> list[Me
     """Return the whole sound. Raises InvalidRequest for one that is shorter than a frame."""
     features = settings.features(samples)
     if not len(features):
-        seconds, least = (each / settings.sampling_rate for each in (len(samples), settings.win_length))
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least {least:.3f} s", field=FIELD)
-    arrays = {"input_features": TypedArray("float32", features.shape, features.tobytes())}
-    return [MediaInput("audio", digest_of(arrays), (), -(-len(features) // settings.joined), arrays)]
+        raise too_short(samples, settings.sampling_rate, f"{settings.win_length / settings.sampling_rate:.3f}")
+    return [sound_input({"input_features": features}, -(-len(features) // settings.joined))]

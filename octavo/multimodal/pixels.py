@@ -114,16 +114,25 @@ def closest_grid(width: int, height: int, least: int, most: int, tile: int) -> t
     return best
 
 
-def bicubic(values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Return [..., length] of [..., numbers] as torch's `interpolate` computes it without a filter against aliases."""
-    num_values = values.shape[-1]
-    places = (np.arange(length, dtype=np.float64) + 0.5) * (num_values / length) - 0.5
-    first = np.floor(places)
-    made = np.zeros((*values.shape[:-1], length), np.float64)
-    for offset in (-1, 0, 1, 2):
-        indices = np.clip(first + offset, 0, num_values - 1).astype(np.int64)
-        made += values[..., indices] * _share(np.abs(places - first - offset))
-    return made.astype(np.float32)
+def cut(pixels: NDArray[np.float32], side: int) -> NDArray[np.float32]:
+    """Return the pieces [pieces, 3, side, side] of [3, height, width], row by row."""
+    rows, columns = (length // side for length in pixels.shape[1:])
+    return pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4).reshape(-1, 3, side, side)
+
+
+def bicubic(values: NDArray[np.float32], side: int) -> NDArray[np.float32]:
+    """Return [3, side, side] of [3, height, width] as torch's `interpolate` computes it without a filter against
+    aliases."""
+    for _ in ("columns", "rows"):
+        num_values = values.shape[-1]
+        places = (np.arange(side, dtype=np.float64) + 0.5) * (num_values / side) - 0.5
+        first = np.floor(places)
+        made = np.zeros((*values.shape[:-1], side), np.float64)
+        for offset in (-1, 0, 1, 2):
+            indices = np.clip(first + offset, 0, num_values - 1).astype(np.int64)
+            made += values[..., indices] * _share(np.abs(places - first - offset))
+        values = made.astype(np.float32).transpose(0, 2, 1)
+    return values
 
 
 def _share(distance: NDArray[np.float64]) -> NDArray[np.float64]:

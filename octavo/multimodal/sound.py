@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from octavo.core.media import MediaInput, TypedArray, digest_of, typed_array
 from octavo.errors import InvalidRequest, MissingLibrary
 
 Samples = NDArray[np.float32]
@@ -226,6 +227,21 @@ def _check_form(source: int, channels: int, field: str) -> None:
         )
     if channels > MAX_CHANNELS:
         raise InvalidRequest(f"{field} has {channels} channels, expected at most {MAX_CHANNELS}", field=field)
+
+
+def sound_input(arrays: Mapping[str, TypedArray | NDArray[Any] | int], num_vectors: int) -> MediaInput:
+    """Return a sound or a part of one, without places in a prompt. arrays: what the encoder reads, by name."""
+    typed = {
+        name: each if isinstance(each, TypedArray) else typed_array(np.atleast_1d(each))
+        for name, each in arrays.items()
+    }
+    return MediaInput("audio", digest_of(typed), (), num_vectors, typed)
+
+
+def too_short(samples: Samples, rate: int, least: float | str) -> InvalidRequest:
+    """Return the complaint that a sound lasts less than `least` seconds, of which an encoder makes nothing."""
+    seconds = len(samples) / rate
+    return InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least {least} s", field=FIELD)
 
 
 def _too_long(seconds: float, field: str, most_s: float) -> InvalidRequest:

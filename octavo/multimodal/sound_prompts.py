@@ -11,14 +11,14 @@ import numpy as np
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.media_families import media_family
 from octavo.config.section import Section
-from octavo.core.media import MediaInput, digest_of
+from octavo.core.media import MediaInput
 from octavo.errors import InvalidRequest
 from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.image_writer import first_positive
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
-from octavo.multimodal.sound import FIELD, MAX_SECONDS, read_sound
-from octavo.multimodal.sound_writers import SOUND_WRITERS, Mel, number_array
+from octavo.multimodal.sound import FIELD, MAX_SECONDS, read_sound, sound_input
+from octavo.multimodal.sound_writers import SOUND_WRITERS, Mel
 
 _MARKERS: Final = ("audio_token_index", "audio_token_id", "sound_context_token_id")
 
@@ -129,7 +129,6 @@ class SoundPrompts:
                     code="request_too_large",
                 )
             if self._knows_images:
-                arrays = {**each.arrays, "has_images": number_array(has_images)}
-                each = msgspec.structs.replace(each, arrays=arrays, digest=digest_of(arrays))
+                each = sound_input({**each.arrays, "has_images": int(has_images)}, each.num_embeddings)
             made.append(each)
         return made

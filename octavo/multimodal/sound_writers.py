@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
+from octavo.core.media import MediaInput
 from octavo.multimodal import gemma_sounds
 from octavo.multimodal.gemma_sounds import Around, Frames
 from octavo.multimodal.log_mel import LogMel
@@ -19,7 +18,7 @@ from octavo.multimodal.minicpm_sounds import WORDS, minicpm_around, minicpm_wind
 from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
 from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
 from octavo.multimodal.placeholders import Words
-from octavo.multimodal.sound import FIELD, MAX_SECONDS, Samples
+from octavo.multimodal.sound import MAX_SECONDS, Samples, sound_input, too_short
 from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
 
@@ -52,34 +51,24 @@ def _one_window(settings: LogMel, section: Section, samples: Samples) -> list[Me
     """Return a window without the vectors of the silence after the sound."""
     _check_is_heard(settings, samples)
     num_frames = -(-len(samples) // settings.hop_length)
-    arrays = {**settings.window(settings.features(samples)).arrays, "num_frames": number_array(num_frames)}
-    return [_input(arrays, _num_paired(num_frames))]
+    arrays = settings.window(settings.features(samples)).arrays
+    return [sound_input({**arrays, "num_frames": num_frames}, _num_paired(num_frames))]
 
 
-def _input(arrays: dict[str, TypedArray], num_vectors: int) -> MediaInput:
-    return MediaInput("audio", digest_of(arrays), (), num_vectors, arrays)
-
-
-def _mask(size: int, num_frames: int) -> TypedArray:
+def _mask(size: int, num_frames: int) -> NDArray[np.int64]:
     """Return the mask of the first of so many frames."""
-    mask = (np.arange(size) < num_frames).astype(np.int64)
-    return TypedArray("int64", mask.shape, mask.tobytes())
+    return (np.arange(size) < num_frames).astype(np.int64)
 
 
 def _check_is_heard(settings: LogMel, samples: Samples) -> None:
     """Raise InvalidRequest for a sound of which an encoder makes nothing."""
     if _num_paired(-(-len(samples) // settings.hop_length)) < 1:
-        seconds = len(samples) / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least 0.03 s", field=FIELD)
+        raise too_short(samples, settings.sampling_rate, 0.03)
 
 
 def _num_paired(num_frames: int) -> int:
     """Return the vectors that a convolution with a stride of two and the mean of each two states make of frames."""
     return ((num_frames - 1) // 2 - 1) // 2 + 1
-
-
-def number_array(value: int) -> TypedArray:
-    return TypedArray("int64", (1,), np.array([value], np.int64).tobytes())
 
 
 def _windows(settings: LogMel, section: Section, samples: Samples) -> list[MediaInput]:
@@ -105,8 +94,8 @@ def _chunked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     made = []
     for start in range(0, features.shape[1], settings.num_frames):
         window, num_frames = settings.window(features, start), min(settings.num_frames, features.shape[1] - start)
-        arrays = {**window.arrays, "input_features_mask": _mask(settings.num_frames, num_frames)}
-        made.append(_input(arrays, _num_convolved(num_frames)))
+        mask = _mask(settings.num_frames, num_frames)
+        made.append(sound_input({**window.arrays, "input_features_mask": mask}, _num_convolved(num_frames)))
     return made
 
 
@@ -154,12 +143,8 @@ def _cut(settings: LogMel, features: NDArray[np.float32], chunk: int, count: Cal
     for start in range(0, num_frames, settings.num_frames):
         part = np.ascontiguousarray(features[:, start : start + settings.num_frames], np.float32)
         heard = min(settings.num_frames, num_frames - start)
-        arrays = {
-            "input_features": TypedArray("float32", part.shape, part.tobytes()),
-            "num_frames": number_array(heard),
-        }
         if num_vectors := count(heard):
-            made.append(_input(arrays, num_vectors))
+            made.append(sound_input({"input_features": part, "num_frames": heard}, num_vectors))
     return made
 
 
@@ -176,11 +161,11 @@ def _separate_windows(
             part = samples[start : start + size]
             num_frames = -(-len(part) // settings.hop_length)
             mask = _mask(settings.num_frames, num_frames)
-            arrays = {**settings.window(settings.features(part)).arrays, "input_features_mask": mask}
+            arrays: dict[str, Any] = {**settings.window(settings.features(part)).arrays, "input_features_mask": mask}
             if is_numbered:
-                arrays["window"] = number_array(start // size)
+                arrays["window"] = start // size
             if num_vectors := count(num_frames):
-                made.append(_input(arrays, num_vectors))
+                made.append(sound_input(arrays, num_vectors))
         return made
 
     return cut
@@ -233,9 +218,8 @@ def _stacked(settings: LogMel, section: Section, samples: Samples) -> list[Media
     features = settings.features(samples, 0)
     pairs = np.ascontiguousarray(features[:, : features.shape[1] // 2 * 2].T, np.float32)
     pairs = pairs.reshape(-1, 2 * settings.feature_size)
-    arrays = {"input_features": TypedArray("float32", pairs.shape, pairs.tobytes())}
     num_vectors = -(-2 * len(pairs) // settings.num_frames) * settings.num_vectors
-    return [_input(arrays, num_vectors)]
+    return [sound_input({"input_features": pairs}, num_vectors)]
 
 
 def _queried_window(section: Section) -> tuple[int, int]:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section, read_section
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
-from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG
-from octavo.multimodal.sound import FIELD, Samples
+from octavo.core.media import MediaInput
+from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG, kaldi_filters
+from octavo.multimodal.sound import Samples, sound_input, too_short
 
 _MOST_S: Final = 120.0
 _WIDTH: Final = 400
@@ -59,14 +58,7 @@ class StackedMel(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _filters(self) -> NDArray[np.float32]:
-        from transformers.audio_utils import mel_filter_bank
-
-        made = mel_filter_bank(
-            *(_SPECTRUM // 2 + 1, self.bands, 20.0, self.sampling_rate / 2, self.sampling_rate),
-            triangularize_in_mel_space=True,
-            mel_scale="kaldi",
-        )
-        return made.astype(np.float32)
+        return kaldi_filters(_SPECTRUM, self.bands, 20.0, self.sampling_rate / 2, self.sampling_rate)
 
     def features(self, samples: Samples) -> NDArray[np.float32]:
         """Return [vectors, bands · stacked] of a sound; samples behind the last whole frame are left out."""
@@ -91,11 +83,6 @@ def stacked_sound(settings: StackedMel, section: Section, samples: Samples) -> l
     """Return the whole sound. Raises InvalidRequest for one that is shorter than a frame."""
     features = settings.features(samples)
     if not len(features):
-        seconds, least = len(samples) / settings.sampling_rate, _WIDTH / settings.sampling_rate
-        raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least {least:.3f} s", field=FIELD)
+        raise too_short(samples, settings.sampling_rate, f"{_WIDTH / settings.sampling_rate:.3f}")
     mask = np.ones(len(features), np.int64)
-    arrays = {
-        "input_features": TypedArray("float32", features.shape, features.tobytes()),
-        "input_features_mask": TypedArray("int64", mask.shape, mask.tobytes()),
-    }
-    return [MediaInput("audio", digest_of(arrays), (), len(features), arrays)]
+    return [sound_input({"input_features": features, "input_features_mask": mask}, len(features))]

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.section import Section, read_json_object
-from octavo.multimodal.sound import RATES, Samples
+from octavo.multimodal.log_mel import extractor_settings, sampling_rate
+from octavo.multimodal.sound import Samples
 
-_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 MOST_S: Final = 30.0
 """Longest sound, in seconds, that the encoder reads."""
 _MOST_MS: Final = 1000.0
@@ -39,7 +38,8 @@ class UsmMel(msgspec.Struct, frozen=True, dict=True):
     def of(cls, path: Path, extractor: str, num_bands: int, frame_ms: float, num_vectors: int) -> UsmMel:
         """Read the settings of a checkpoint. frame_ms: how long a frame is where they do not say it. num_vectors: of
         half a minute. Raises CheckpointError or UnsupportedModel."""
-        section, rate = extractor_settings(path)
+        section = extractor_settings(path)
+        rate = sampling_rate(section)
         section.expect("feature_size", num_bands, default=num_bands)
         section.expect("dither", 0.0, default=0.0)  # noise, with which a sound never sounds the same twice
         lengths = {"frame_length_ms": frame_ms, "hop_length_ms": 10.0}
@@ -69,18 +69,6 @@ class UsmMel(msgspec.Struct, frozen=True, dict=True):
         """Return [frames, bands] of a sound, and which of them are frames of it, [frames]."""
         made = self._extractor([samples], truncation=False, return_tensors="np")
         return made["input_features"][0], made["input_features_mask"][0].astype(np.int64)
-
-
-def extractor_settings(path: Path) -> tuple[Section, int]:
-    """Return the settings of a checkpoint's feature extractor, and the samples per second. Raises CheckpointError."""
-    file = next((path / each for each in _FILES if (path / each).is_file()), path / _FILES[0])
-    values = read_json_object(file) if file.is_file() else {}
-    found = values.get("feature_extractor", values)
-    section = Section(found if isinstance(found, dict) else {}, str(file))
-    rate = section.positive("sampling_rate", 16_000)
-    if rate not in RATES:
-        raise section.error("sampling_rate", f"{RATES.start:,} to {RATES.stop - 1:,}")
-    return section, rate
 
 
 def _are_numbers(values: Any, count: int, *, is_divisor: bool) -> bool:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.listeners import RATE, Listener
 from octavo.config.media_families import media_family
 from octavo.config.section import read_section
-from octavo.core.media import MediaInput, TypedArray, digest_of
-from octavo.errors import InvalidRequest
+from octavo.core.media import MediaInput
 from octavo.multimodal.log_mel import PREPROCESSOR_CONFIG, LogMel
-from octavo.multimodal.sound import FIELD, Samples
+from octavo.multimodal.sound import Samples, sound_input, too_short
 
 _SHORTEST_S: Final = 0.1
 
@@ -57,15 +55,12 @@ class Waveform(msgspec.Struct, frozen=True):
     def features(self, samples: Samples) -> Samples:
         """Return what the encoder reads of a sound. Raises InvalidRequest for one of which it makes nothing."""
         if len(samples) < _SHORTEST_S * self.sampling_rate:
-            seconds = len(samples) / self.sampling_rate
-            raise InvalidRequest(f"{FIELD} lasts {seconds:.3f} s, expected at least {_SHORTEST_S} s", field=FIELD)
+            raise too_short(samples, self.sampling_rate, _SHORTEST_S)
         return samples
 
     def window(self, features: Samples) -> MediaInput:
         """Return the input of the encoder for a sound."""
-        data = np.ascontiguousarray(features, np.float32)
-        arrays = {"input_values": TypedArray("float32", data.shape, data.tobytes())}
-        return MediaInput("audio", digest_of(arrays), (), self._listener.num_vectors(len(data)), arrays)
+        return sound_input({"input_values": features}, self._listener.num_vectors(len(features)))
 
 
 def listener_of(checkpoint: Checkpoint) -> LogMel | Waveform:
