@@ -41,7 +41,7 @@ def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> No
     assert fates["trust_remote_code"] == ("same", f"{other_names.VLLM_NOTES['trust_remote_code']} ")
     assert fates["fully_sharded_loras"] == ("not there yet", "this setting of LoRA adapters ")
     assert fates["enable_ssl_refresh"][0] == "refused"
-    assert fates["enable_ssl_refresh"][1].startswith("SIGHUP reads")
+    assert fates["enable_ssl_refresh"][1].startswith("SIGHUP reloads")
     assert fates["vllm_xargs"] == ("refused", "octavo has no such extensions ")
 
 

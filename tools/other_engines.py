@@ -40,12 +40,13 @@ _MADE = "<!-- Made by `python -m tools.other_engines docs/recipes`; edit tools/o
 _VLLM = """\
 # Coming from vLLM
 
-Most names are those that you know. A name that octavo does not have is an error that gives the reason, or the name that
-is near; it is never ignored. In the tables below *same* is a name that means the same in octavo, *refused* one that
-octavo does without.
+octavo has most of vLLM's names. It never ignores a name that it does not have: the error gives the reason or the
+nearest name. In the tables below, *same* is a name with the same meaning in octavo, *refused* a name that octavo does
+not need or want, and *not there yet* a feature that octavo lacks.
 
-Every name is imported from `octavo` itself: `from vllm.lora.request import LoRARequest` becomes
-`from octavo import LoRARequest`. This changes a program in place, and is often all that it needs beside a model's name:
+Every Python name is imported from `octavo` itself: `from vllm.lora.request import LoRARequest` becomes
+`from octavo import LoRARequest`. This command changes the imports of a program, and is often all that it needs beside
+another model's name:
 
 ```bash
 sed -i -E 's/^( *)from vllm[a-zA-Z0-9_.]* import/\\1from octavo import/; s/^import vllm$/import octavo/' program.py
@@ -55,34 +56,34 @@ sed -i -E 's/^( *)from vllm[a-zA-Z0-9_.]* import/\\1from octavo import/; s/^impo
 _VLLM_TRIED = """\
 ## What vLLM's examples need
 
-The examples of vLLM 0.33 were run with that line of sed, other names of models and smaller sizes. These run as they
-are: generate, chat, classify, embed, score, `LLMEngine`, several adapters, streams of `AsyncLLM`, prompt embeddings,
+The examples of vLLM 0.33 were run after that sed command, with other models and smaller sizes. These need no further
+change: generate, chat, classify, embed, score, `LLMEngine`, several adapters, streams of `AsyncLLM`, prompt embeddings,
 structured outputs, reproducibility, context extension; and the clients of chats, completions, reasoning, responses,
-tools, structured outputs, embeddings, rerank, score, classify, pooling and transcription. Images, videos and sounds are
-read from prompts as the examples write them.
+tools, structured outputs, embeddings, rerank, score, classify, pooling and transcription. Prompts with images, videos
+and sounds work as the examples write them.
 
-| an example has | octavo | note |
+| in an example | octavo | note |
 |---|---|---|
 | `tokenizer_mode`, `config_format` | – | leave it out |
-| `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are arrays of numpy |
+| `outputs.data.argmax(dim=-1)` | `argmax(axis=-1)` | vectors are numpy arrays |
 | `llm.collective_rpc("reload_weights")` | `LLM.update_weights_from_disk` | or `LLM.update_weights_from_tensor` |
 | `llm.start_profile()`, `POST /start_profile` | the same | with `profiler_config` ([recipe](operations.md#profiles)) |
 | `llm.pause_generation`, `POST /pause` | the same | new requests wait in every mode ([recipe](weights.md#pauses)) |
 | `reset_prefix_cache(reset_running_requests=True)` | the same | also as a query of `POST /reset_prefix_cache` |
-| `llm.sleep(level=1, mode="abort")` | the same | the default of `mode` is `keep`: open requests go on after `wake_up` |
-| `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine, on several ([recipe](split.md)) |
+| `llm.sleep(level=1, mode="abort")` | the same | `mode` is `keep` by default: open requests continue after `wake_up` |
+| `KVTransferConfig` | `--prefill`, `--decode`, `--role` | on one machine or on several ([recipe](split.md)) |
 | `KVEventsConfig` | `kv_events_config` | the same messages over ZeroMQ; or `GET /kv/events` |
 
-Not there: transfer of weights over NCCL, late chunking, sharded checkpoints, replay of traces, and logits processors
-that programs bring.
+Not there: transfer of weights over NCCL, late chunking, sharded checkpoints, replay of traces, and custom logits
+processors.
 """
 
 _LLAMA_CPP = """\
 # Coming from llama.cpp
 
-octavo reads [GGUF files](gguf.md), and checkpoints in Hugging Face layout (safetensors), of which `--quantization int8`
-or `int4` makes small weights while loading. `llama-server` becomes
-`octavo serve`, `llama-cli` becomes `octavo run` or `octavo chat`, `llama-bench` becomes `octavo bench`.
+octavo reads [GGUF files](gguf.md), and checkpoints in Hugging Face layout (safetensors), which `--quantization int8` or
+`int4` quantises while loading. `llama-server` becomes `octavo serve`, `llama-cli` becomes `octavo run` or
+`octavo chat`, `llama-bench` becomes `octavo bench`.
 """
 
 _COMMA = re.compile(r"[,;] (?![^(]*\))")
@@ -152,8 +153,8 @@ def _as_code(rows: Iterable[Row]) -> list[Row]:
 
 
 def _code(names: str) -> str:
-    """Return names between commas, each as code; commas in brackets belong to a name."""
-    return ", ".join(f"`{name}`" for name in _COMMA.split(names))
+    """Return names between commas, each as code unless it is already, or "same"; commas in brackets belong to it."""
+    return ", ".join(name if "`" in name or name == "same" else f"`{name}`" for name in _COMMA.split(names))
 
 
 def _table(header: Sequence[str], rows: Iterable[Row]) -> str:

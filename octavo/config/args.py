@@ -78,7 +78,7 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     activation_bits: int | None = arg(
         None,
         "Bits to which activations are rounded where weights are quantised. By default 8, on the CPU 16 for "
-        "encoders in GGUF files, and on GPUs 16 beside weights that are made for whole activations (W4A16, "
+        "encoders in GGUF files, and on GPUs 16 beside weights that are made for unrounded activations (W4A16, "
         "W8A16): int4, GPTQ, AWQ and the like, but not int8, W8A8 and GGUF.",
         only=(8, 16),
         otherwise="bits are 8 or 16",

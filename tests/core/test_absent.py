@@ -55,7 +55,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     ("name", "value", "said"),
     [
         ("device", "gpu", "give cuda for a GPU of NVIDIA"),
-        ("quantization", "awq", "without this option"),
+        ("quantization", "awq", "quantised already"),
         ("dtype", "half", "octavo calls it float16"),
     ],
 )
