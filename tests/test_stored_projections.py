@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo.errors import CheckpointError, InvalidRequest
 from octavo.llm import LLM
 from octavo.server.decode import decode
+from octavo.server.preparing import Preparer, TextPolicy
 from octavo.server.schema.pairs import RerankRequest, ScoreRequest
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.vector_models import save
@@ -128,8 +129,9 @@ def test_jinas_reranker_compares_a_query_with_all_documents_in_one_prompt(
         want = torch.nn.functional.cosine_similarity(rows[-1], rows[:-1])
         scores = [output.outputs.score for output in outputs]
         torch.testing.assert_close(torch.tensor(scores), want, rtol=1e-4, atol=1e-5)
+        preparer = Preparer(tools, TextPolicy())
         for text, count, kind in (({"query": "w3 w4", "documents": texts}, 1, RerankRequest), (PAIRS, 2, ScoreRequest)):
-            assert len(prompts := decode(json.dumps(text).encode(), kind).prompts(tools)) == count
+            assert len(prompts := decode(json.dumps(text).encode(), kind).prompts(preparer)) == count
             if count == 1:
                 assert prompts[0].token_ids == list(ids)
         assert [each.outputs.score for each in llm.score(PAIRS["text_1"], PAIRS["text_2"])] == [
@@ -143,7 +145,7 @@ def test_jinas_reranker_compares_a_query_with_all_documents_in_one_prompt(
             ({"documents": [picture]}, "reads text alone"),
         ):
             with pytest.raises(InvalidRequest, match=said):
-                decode(json.dumps({"query": "w3"} | body).encode(), RerankRequest).prompts(tools)
+                decode(json.dumps({"query": "w3"} | body).encode(), RerankRequest).prompts(preparer)
 
 
 def test_a_layer_may_be_in_one_of_several_files(tmp_path: Path) -> None:

@@ -41,18 +41,16 @@ from octavo.server.routes import (
 )
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import Message
-from octavo.server.schema.messages import CountTokensRequest, OutputConfig
+from octavo.server.schema.messages import CountTokensRequest, OutputConfig, TokenCount
 from octavo.server.schema.pairs import RerankRequest, ScoreRequest
-from octavo.server.schema.responses import InputTokensRequest, Reasoning, TextConfig
+from octavo.server.schema.responses import InputTokens, InputTokensRequest, Reasoning, TextConfig
 from octavo.server.schema.scheduler import DecisionList, TimelineList
 from octavo.server.schema.scoring import GenerativeScoringRequest
 from octavo.server.schema.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
-    InputTokens,
     PinPrefixRequest,
     PrefixRequest,
-    TokenCount,
     TokenizeRequest,
     TokenizeResponse,
 )

@@ -10,6 +10,7 @@ from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.logging import escaped
 from octavo.server.decode import EngineBody, Refused
+from octavo.server.schema.bodies import PromptBody
 from octavo.structured_output.grammars import check_grammar, lenient_schema
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ _GUIDED: Final = {
 }
 
 
-class FormFields(EngineBody, kw_only=True):
+class FormFields(EngineBody, PromptBody, kw_only=True):
     """The fields of a request that state the form of its text. At most one of them is set."""
 
     response_format: dict[str, Any] | None = None

@@ -25,9 +25,10 @@ import msgspec
 from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.multimodal.media_urls import MustReadElsewhere
-from octavo.server.decode import RequestBody, decode
+from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
-from octavo.server.preparing import Preparer, TextSetup, TokensRequest, prepared
+from octavo.server.preparing import Preparer, TextSetup, prepared
+from octavo.server.schema.bodies import TokensBody
 from octavo.server.sounds import HEAR, hear
 
 JOB_CPU_S: Final = 30.0
@@ -116,7 +117,7 @@ def _result(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
 def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, mark: bytes) -> None:
     """Fork a worker for a connection, and send the signal that ended it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    preparer = Preparer(tools, setup.policy, SHORT_TURN_S if mark == SHORT_JOBS else None)
+    preparer = Preparer(tools, setup.policy, most_s=SHORT_TURN_S if mark == SHORT_JOBS else None)
     # an image of a few kilobytes may take one second, a sound fifteen: too long for short jobs to wait
     tools.media.urls.reads_images, tools.media.urls.waits_for_hosts = mark != SHORT_JOBS, mark == FETCHES
 
@@ -125,10 +126,10 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, m
             if mark == SHORT_JOBS:
                 raise MustReadElsewhere(fetches=False)
             return hear(kind.removeprefix(HEAR), body, setup.input.model, tools)
-        asked: RequestBody = decode(body, resolve_name(kind))
-        if isinstance(asked, TokensRequest):
+        asked = decode(body, resolve_name(kind))
+        if isinstance(asked, TokensBody):
             return msgspec.msgpack.encode(preparer.response(asked))
-        return prepared(asked, preparer.prompts(asked), tools, preparer.most_s)
+        return prepared(asked, asked.prompts(preparer), preparer)
 
     if (process := os.fork()) == 0:
         _limit_memory()

@@ -9,6 +9,7 @@ import asyncio
 import functools
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -20,7 +21,8 @@ from octavo.engine.template_budget import RenderLimits
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.keys import sender_of
-from octavo.server.preparing import Prepared, Preparer, TextPolicy, TextSetup, TokensRequest, TokensResponse
+from octavo.server.preparing import Prepared, Preparer, TextPolicy, TextSetup, TokensResponse
+from octavo.server.schema.bodies import PromptBody, TokensBody
 from octavo.server.sending import OpenRequests
 from octavo.server.shared_bytes import feature_bytes, take_features
 from octavo.server.text_pool import TextPool
@@ -35,6 +37,7 @@ _INLINE_LIMITS: Final = RenderLimits(steps=5_000, seconds=0.01, value_size=256 <
 _TOKENS_BETWEEN_TURNS: Final = 64 << 10
 
 T = TypeVar("T", bound=RequestBody)
+P = TypeVar("P", bound=PromptBody)
 R = TypeVar("R")
 
 
@@ -47,7 +50,7 @@ class Texts:
     """Reads the requests that bring text or tokens."""
 
     def __init__(self, preparer: Preparer, pool: TextPool, open_requests: OpenRequests) -> None:
-        self._preparer = preparer
+        self._preparer = replace(preparer, limits=_INLINE_LIMITS)
         self.pool = pool
         self._open_requests = open_requests
         self._turn = asyncio.Lock()
@@ -61,16 +64,17 @@ class Texts:
     def format(self) -> ModelFormat:
         return self._preparer.format
 
-    async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
+    async def read(self, request: Request, kind: type[P]) -> tuple[P, list[Prompt]]:
         """Return a request, without its text if that was long, and its prompts. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
-        if (here := await self._here(pieces, kind, INLINE_BYTES, self._preparer.prompts)) is not None:
+        here = await self._here(pieces, kind, INLINE_BYTES, lambda asked: asked.prompts(self._preparer))
+        if here is not None:
             return here
         done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
         take_features(request.scope, feature_bytes(each.media for each in done.prompts))
         return _decoder(kind).decode(done.asked), await _prompts(done)
 
-    async def respond(self, request: Request, kind: type[TokensRequest]) -> TokensResponse:
+    async def respond(self, request: Request, kind: type[TokensBody]) -> TokensResponse:
         """Return the response of an endpoint about tokens. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
         if (here := await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.response)) is not None:
@@ -78,7 +82,7 @@ class Texts:
         return msgspec.msgpack.decode(await self._elsewhere(request, kind, pieces), type=TokensResponse)
 
     async def _here(
-        self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[..., R]
+        self, pieces: Sequence[bytes], kind: type[T], most_bytes: int, make: Callable[[T], R]
     ) -> tuple[T, R] | None:
         """Return a request and the result of `make`; None if that takes too long for this process."""
         if sum(map(len, pieces)) > most_bytes:
@@ -89,7 +93,7 @@ class Texts:
             if asked.may_take_long:
                 return None
             try:
-                return asked, make(asked, _INLINE_LIMITS)
+                return asked, make(asked)
             except TemplateTooExpensive:
                 return None
 

@@ -19,7 +19,7 @@ from octavo.config.images import image_settings
 from octavo.core.pooling import PoolingParams
 from octavo.engine.chat_template import ChatOptions
 from octavo.multimodal.image_prompts import ImagePrompts
-from octavo.server.preparing import Prepared, prepared
+from octavo.server.preparing import Prepared, Preparer, TextPolicy, prepared
 from octavo.server.schema.vectors import EmbeddingRequest
 from octavo.server.texts import _prompts
 from tests.e2e.test_images import TOKENS
@@ -78,7 +78,9 @@ def test_a_conversation_with_an_image_is_prepared_as_the_prompt_that_it_becomes(
     with LLM(str(path), **ARGS) as llm:
         asked = EmbeddingRequest(messages=[])
         rendered = llm.engine.input.render_chat(messages, ChatOptions(add_generation_prompt=False))
-        done = msgspec.msgpack.decode(prepared(asked, [rendered], llm.engine.input), type=Prepared)
+        done = msgspec.msgpack.decode(
+            prepared(asked, [rendered], Preparer(llm.engine.input, TextPolicy())), type=Prepared
+        )
         vectors = [llm.embed(prompt)[0].outputs for prompt in (*asyncio.run(_prompts(done)), rendered, PROMPTS[0])]
         assert vectors[0] == vectors[1] == vectors[2]
         (refused,) = llm.encode(PROMPTS[0], PoolingParams(truncate_prompt_tokens=4))

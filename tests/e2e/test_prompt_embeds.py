@@ -193,7 +193,7 @@ def test_tools_of_a_template_without_any_stand_beside_vectors(tmp_path: Path) ->
     ]
     with opened(path, max_model_len=4096) as llm:
         asked = decode(msgspec.json.encode({"messages": messages, "tools": [tool]}), ChatCompletionRequest)
-        [prompt] = Preparer(llm.engine.input, TextPolicy()).prompts(asked)
+        [prompt] = asked.prompts(Preparer(llm.engine.input, TextPolicy()))
     assert prompt.token_ids is not None
     assert [each.num_embeddings for each in prompt.media] == [3] * 4
     rendered = bytes(each for each in prompt.token_ids if each < 256).decode()

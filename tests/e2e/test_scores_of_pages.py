@@ -17,7 +17,7 @@ from octavo import LLM
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
-from octavo.server.preparing import Prepared, prepared
+from octavo.server.preparing import Prepared, Preparer, TextPolicy, prepared
 from octavo.server.schema.pairs import PairsRequest, RerankRequest, ScoreRequest
 from octavo.server.texts import _prompts
 from tests.e2e.test_vectors_of_pages import ARGS, make_retriever
@@ -48,8 +48,8 @@ def given(text: str, *seeds: int) -> dict[str, Any]:
 def read(llm: LLM, kind: type[PairsRequest], **body: Any) -> list[Prompt]:
     """The prompts of a request that a helper process reads."""
     asked = decode(json.dumps(body).encode(), kind)
-    tools = llm.engine.input
-    done = msgspec.msgpack.decode(prepared(asked, asked.prompts(tools), tools), type=Prepared)
+    preparer = Preparer(llm.engine.input, TextPolicy())
+    done = msgspec.msgpack.decode(prepared(asked, asked.prompts(preparer), preparer), type=Prepared)
     assert b"base64" not in bytes(done.asked), "it is read, and does not go back"
     assert msgspec.msgpack.decode(done.asked, type=kind).sides() == asked.sides()
     return asyncio.run(_prompts(done))

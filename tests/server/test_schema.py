@@ -105,7 +105,7 @@ def test_messages_are_limited_wherever_they_are_sent(kind: Any, messages: list[A
 )
 def test_prompts_are_limited_together(fields: Any, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        decode(json.dumps(fields).encode(), CompletionRequest).prompts()
+        decode(json.dumps(fields).encode(), CompletionRequest).listed()
     assert words in str(caught.value)
     assert caught.value.field == "prompt"
 

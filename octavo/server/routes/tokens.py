@@ -15,7 +15,7 @@ from octavo.server.decode import Refused
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of
 from octavo.server.keys import caller_of
-from octavo.server.preparing import TokensRequest
+from octavo.server.schema.bodies import TokensBody
 from octavo.server.schema.messages import CountTokensRequest
 from octavo.server.schema.responses import InputTokensRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PinPrefixRequest, PrefixRequest, TokenizeRequest
@@ -54,7 +54,7 @@ class UnpinPrefixResponse(Struct, frozen=True):
     unpinned: bool
 
 
-def _about_tokens(kind: type[TokensRequest], summary: str) -> Callable[[ServerContext, Request], Awaitable[Response]]:
+def _about_tokens(kind: type[TokensBody], summary: str) -> Callable[[ServerContext, Request], Awaitable[Response]]:
     """Make the handler of requests about tokens, which an adapter does not change. summary: docstring of the
     handler."""
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from octavo.core.prompt import Prompt, checked_text
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, refuse_unsupported
 from octavo.server.schema.common import WRITES_TEXT, GenerationRequest
 from octavo.server.schema.tools import ChosenTools, MessageToolCall, Tool, check_calls, check_tools
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
 _KEYWORDS: Final = 'Further values for the chat template, such as {"enable_thinking": false}.'
@@ -284,6 +288,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     @property
     def may_take_long(self) -> bool:
         return super().may_take_long or self.constrains_calls
+
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        preparer.tools.vectors.refuse_text()
+        self.check_form()
+        preparer.format.check(self)
+        prompt = preparer.rendered(self)
+        if self.prediction is not None:
+            prompt = msgspec.structs.replace(prompt, prediction=checked_text(self.prediction.text, "prediction"))
+        return [prompt]
 
     @property
     def template_values(self) -> dict[str, Any] | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 
+from octavo.core.prompt import Prompt
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
 from octavo.server.schema.chat import ChatCompletionRequest, Message
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _INLINE_CHATS: Final = 8
 """Most conversations that are rendered on the event loop."""
@@ -47,6 +51,16 @@ class ChatBatchRequest(ChatCompletionRequest, kw_only=True, forbid_unknown_field
     @property
     def may_take_long(self) -> bool:
         return len(self.messages) > _INLINE_CHATS or super().may_take_long
+
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        prompts: list[Prompt] = []
+        for index in preparer.in_time(range(len(self.messages))):
+            with of_conversation(index):
+                prompts += self.chat(index).prompts(preparer)
+        return prompts
+
+    def echoed_messages(self, messages: Sequence[Any]) -> list[Any]:
+        return [self.chat(index).echoed_messages(each) for index, each in enumerate(messages)]
 
     def chat(self, index: int) -> ChatCompletionRequest:
         """Return the request for one conversation alone."""

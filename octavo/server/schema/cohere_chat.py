@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
@@ -191,6 +192,9 @@ class CohereChatRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
                 field="citation_options.mode",
                 code="unsupported_parameter",
             )
+
+    def echoed_messages(self, messages: Sequence[Any]) -> list[Any]:
+        return [CohereUserMessage(content="")]  # their kinds are the roles
 
     def turns(self) -> list[tuple[str, dict[str, Any]]]:
         return [(f"messages[{index}]", _turn(each, f"messages[{index}]")) for index, each in enumerate(self.messages)]

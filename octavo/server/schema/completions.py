@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from octavo.core.prompt import Prompt
 from octavo.core.prompt_embeds import decoded_embeds
 from octavo.core.request_limits import MAX_SEQUENCES, REQUEST_LIMITS, check_entries
+from octavo.engine.fill_in import fill_in_prompt
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, TokenId
-from octavo.server.schema.common import GenerationRequest, listed_prompts
+from octavo.server.schema.common import GenerationRequest, listed_prompts, prompt_of
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _EMBEDS: Final = "Vectors in place of tokens, [tokens, width]: each a file of numpy (.npy) in Base64."
 
@@ -48,7 +52,26 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
                 "prompt_logprobs cannot be combined with echo; ask for logprobs", field="prompt_logprobs"
             )
 
-    def prompts(self) -> list[str | list[int] | Prompt]:
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        preparer.tools.vectors.refuse_text()
+        self.check_form()
+        if self.suffix:
+            return [self._filled_in(preparer, each, self.suffix) for each in self.listed()]
+        return [prompt_of(each, self.add_special_tokens) for each in self.listed()]
+
+    def without_text(self) -> Self:
+        kept = super().without_text()
+        return kept if self.prompt_embeds is None else structs.replace(kept, prompt="", prompt_embeds=None)
+
+    def _filled_in(self, preparer: Preparer, prompt: str | list[int] | Prompt, suffix: str) -> Prompt:
+        if not isinstance(prompt, str):
+            raise InvalidRequest("suffix needs a prompt of text, not of token ids", field="suffix")
+        preparer.tools.check_text_length(prompt, "prompt")
+        preparer.tools.check_text_length(suffix, "suffix")
+        adds_special_tokens = self.add_special_tokens is not False
+        return fill_in_prompt(preparer.tools.tokenizer, prompt, suffix, adds_special_tokens=adds_special_tokens)
+
+    def listed(self) -> list[str | list[int] | Prompt]:
         """Return the prompts one by one. Raises InvalidRequest.
 
         All prompts together have at most MAX_SEQUENCES sequences (prompts times best_of or n).

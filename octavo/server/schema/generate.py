@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest, named_by_the_caller
 from octavo.server.decode import EngineBody, Refused, TokenId, converted
+from octavo.server.schema.bodies import PromptBody
 from octavo.server.schema.common import StreamOptions
 from octavo.server.schema.completions import CompletionRequest
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _PARAMS: Final = "sampling_params"
 _OF_SERVER: Final = Refused("the server chooses where KV goes; leave it out", harmless=({},))
@@ -20,7 +24,7 @@ _OF_ENGINE: Final = ("detokenize", "output_kind", "flat_logprobs")  # how vLLM m
 _NOT_HERE: Final = ("prompt", "suffix", "echo", "prompt_embeds", "stream", "stream_options")
 
 
-class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(EngineBody, PromptBody, kw_only=True, forbid_unknown_fields=True):
     """Token ids in, token ids out, in vLLM's words. It is served as a completion.
 
     sampling_params: those of a completion, with its `logprobs`; without `max_tokens` as many as fit. output_mode:
@@ -70,5 +74,10 @@ class GenerateRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
         asked.prompt, asked.stream, asked.stream_options = [], self.stream, self.stream_options
         return asked
 
-    def prompts(self) -> list[Prompt]:
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        preparer.tools.vectors.refuse_text()
+        self.as_completion().check_form()
         return [Prompt(token_ids=self.token_ids)]
+
+    def without_text(self) -> Self:
+        return structs.replace(self, token_ids=[0])

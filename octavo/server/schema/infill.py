@@ -8,9 +8,11 @@ from msgspec import Struct
 
 from octavo.core.prompt import Prompt
 from octavo.engine.fill_in import fill_in_prompt
-from octavo.engine.input_processor import InputProcessor
 from octavo.server.decode import Int, Refused
 from octavo.server.schema.common import GenerationRequest
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _ELSEWHERE: Final = Refused("POST /v1/completions has it", harmless=(False, 0))
 _NAMES: Final = {"max_tokens": "n_predict", "n": "n_cmpl", "repetition_penalty": "repeat_penalty"}
@@ -67,9 +69,9 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
         given = self.max_tokens if self.n_predict is None else self.n_predict
         return None if given is None or given < 0 else given
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
         """Return the prompt. Raises InvalidRequest for a model that was not trained to fill in."""
-        prefix = self.input_prefix + self.prompt
+        tools, prefix = preparer.tools, self.input_prefix + self.prompt
         tools.check_text_length(prefix, "input_prefix")
         tools.check_text_length(self.input_suffix, "input_suffix")
         prompt = fill_in_prompt(

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, refuse_unsupported
+from octavo.server.schema.bodies import TokensBody
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,
@@ -22,6 +23,9 @@ from octavo.server.schema.shim import (
     tagged,
     texts_of,
 )
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _UNSTABLE_HEADER: Final = "x-anthropic-billing-header:"
 """Claude Code begins a block of the system prompt with it and a number that changes with each request, so the block is
@@ -276,8 +280,17 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
         ] or None
 
 
-class CountTokensRequest(ConversationRequest, kw_only=True, forbid_unknown_fields=True):
+class TokenCount(Struct, frozen=True):
+    """Response of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class CountTokensRequest(ConversationRequest, TokensBody, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages/count_tokens`: a conversation; sampling parameters are accepted without effect."""
+
+    def answer(self, preparer: Preparer) -> TokenCount:
+        return TokenCount(len(preparer.read(self)[0]))
 
 
 class MessagesRequest(ConversationRequest, kw_only=True, forbid_unknown_fields=True):

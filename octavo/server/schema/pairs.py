@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from msgspec import Meta, Struct, structs
 
@@ -18,6 +18,9 @@ from octavo.server.decode import Int, Refused, RequestBody
 from octavo.server.schema.chat import AudioPart, ImagePart, MediaPart, Message, TextPart, VideoPart
 from octavo.server.schema.common import checked_texts
 from octavo.server.schema.vectors import MOST, VectorRequest
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _OF_PAIRS: Final = Refused("the template of pairs takes no values; leave it out", harmless=({},))
 
@@ -72,6 +75,9 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         check_entries(self.texts_field, num_media, REQUEST_LIMITS["messages[].content"].entries)
         RequestBody.check(self.without_media())
 
+    def without_text(self) -> Self:
+        return self.without_media()  # responses have documents, and count queries
+
     def without_media(self) -> Self:
         """Return the request with only the texts of documents that have images."""
         changes: dict[str, Any] = {}
@@ -95,9 +101,10 @@ class PairsRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         first, second = ([_alone(item) for _, item in self._items(name)] for name in self.names_of_sides)
         return tuple(map(checked_texts, self.names_of_sides, (first, second)))  # type: ignore[return-value]
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
         """Return a prompt for each pair; for a model that makes vectors one for each query, then one for each
         document."""
+        tools = preparer.tools
         makes_vectors = tools.vectors.checked(None).task != CLASSIFY
         self.sides()
         mosts = self.max_tokens_per_query, self.max_tokens_per_doc

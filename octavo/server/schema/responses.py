@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, converted, refuse_unsupported
+from octavo.server.schema.bodies import TokensBody
 from octavo.server.schema.chat import AudioPart, RefusalPart
 from octavo.server.schema.common import WRITES_TEXT
 from octavo.server.schema.shim import (
@@ -23,6 +24,9 @@ from octavo.server.schema.shim import (
     tagged,
     texts_of,
 )
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _STORED: Final = Refused("nothing is stored; send the whole input each time")
 _UNKNOWN: Final = Refused("the models served here do not know it")
@@ -341,8 +345,18 @@ class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
 
 
-class InputTokensRequest(ResponsesRequest, kw_only=True, forbid_unknown_fields=True):
+class InputTokens(Struct, frozen=True):
+    """Response of `POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+class InputTokensRequest(ResponsesRequest, TokensBody, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/responses/input_tokens`: an input; fields about the answer are accepted without effect."""
+
+    def answer(self, preparer: Preparer) -> InputTokens:
+        return InputTokens(len(preparer.read(self)[0]))
 
 
 def _item(given: dict[str, Any], where: str) -> _Item:

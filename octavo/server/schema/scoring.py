@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import MAX_REQUEST_TOKENS
 from octavo.engine.input_processor import InputProcessor
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, RequestBody, TokenId
+from octavo.server.schema.bodies import PromptBody
 from octavo.server.schema.common import checked_texts
 
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
-class GenerativeScoringRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
+
+class GenerativeScoringRequest(EngineBody, PromptBody, kw_only=True, forbid_unknown_fields=True):
     """A query and items, each of which is scored by how probable it is that one of some tokens follows.
 
     query, items: texts, or token ids. label_token_ids: the tokens; the score is that of the first one. apply_softmax:
@@ -38,9 +42,10 @@ class GenerativeScoringRequest(EngineBody, kw_only=True, forbid_unknown_fields=T
         if len({type(each) for each in self.items}) > 1:
             raise InvalidRequest("items mixes kinds; it is a list of texts, or of lists of token ids", field="items")
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
         """Return the prompt of each item. Raises InvalidRequest for a model that makes vectors, for a text that no
         context holds, and for too many tokens together."""
+        tools = preparer.tools
         tools.vectors.refuse_text()
         query = self._tokens(tools, self.query, "query", is_first=not self.item_first)
         items = [self._tokens(tools, each, "items", is_first=self.item_first) for each in self.items]
@@ -52,6 +57,9 @@ class GenerativeScoringRequest(EngineBody, kw_only=True, forbid_unknown_fields=T
                 field="items",
             )
         return [Prompt(token_ids=each + query if self.item_first else query + each) for each in items]
+
+    def without_text(self) -> Self:
+        return structs.replace(self, query="", items=[])
 
     def _tokens(self, tools: InputProcessor, given: str | list[int], field: str, *, is_first: bool) -> list[int]:
         if not isinstance(given, str):

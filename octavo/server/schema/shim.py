@@ -6,15 +6,19 @@ import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Struct, defstruct
 
+from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
 from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
 from octavo.server.schema.common import GenerationRequest, WithoutEffect
+
+if TYPE_CHECKING:
+    from octavo.server.preparing import Preparer
 
 _ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
 _LIKELIEST: Final = Refused("this API has no beam search; completions and chats have it", harmless=(False,))
@@ -134,6 +138,13 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             chat = converted({**fields, "messages": [message for _, message in turns]}, ChatCompletionRequest)
             chat.check()
         return chat
+
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        chat = self.as_chat()
+        if chat.thinking_token_budget is not None and not preparer.format.marks_reasoning:
+            chat.thinking_token_budget = None  # clients send it to every model
+        with self.named():
+            return chat.prompts(preparer)
 
     @property
     def may_take_long(self) -> bool:

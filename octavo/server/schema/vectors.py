@@ -11,9 +11,9 @@ from msgspec import Meta, Raw, Struct, json, structs
 
 from octavo.core.pooling import CLASSIFY, EMBED, PoolingParams
 from octavo.core.prompt import Prompt
-from octavo.engine.input_processor import InputProcessor
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, Int, Refused, RequestBody, TokenId
+from octavo.server.schema.bodies import PromptBody
 from octavo.server.schema.chat import Message
 from octavo.server.schema.common import checked_texts, listed_prompts, prompt_of
 from octavo.server.schema.tokens import AS_STORED
@@ -22,6 +22,8 @@ from octavo.server.usage import TokenCounts
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from octavo.server.preparing import Preparer
 
 Input = str | list[str | TokenId | list[TokenId]]
 """A text, token ids, or a list of either."""
@@ -79,7 +81,7 @@ def _numbers(array: NDArray[np.float32]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
-class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
+class VectorRequest(EngineBody, PromptBody, kw_only=True, forbid_unknown_fields=True):
     """The common fields of requests for vectors and scores. truncate_prompt_tokens: number of leading tokens that are
     kept of longer prompts, -1 for as many as the model takes."""
 
@@ -111,10 +113,6 @@ class VectorRequest(EngineBody, kw_only=True, forbid_unknown_fields=True):
         """Return the encoding of vectors in the response."""
         return Encoding()
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        """Return the prompts. Raises InvalidRequest for a model that is made for something else."""
-        raise NotImplementedError
-
 
 class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
     """Vectors or scores of one input or several, or of a conversation in the model's chat template."""
@@ -131,9 +129,10 @@ class InputRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True):
         if (self.input is None) == (self.messages is None):
             raise InvalidRequest("give either input or messages", field="input")
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        tools.vectors.checked(self.params().task)
-        assert self.input is not None, "messages are rendered elsewhere"
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        preparer.tools.vectors.checked(self.params().task)
+        if self.input is None:
+            return [preparer.rendered(self, opens_turn=False)]
         listed = listed_prompts("input", self.input)
         if self.encoding().format == "bytes" and len(listed) > MOST_DESCRIBED:
             raise InvalidRequest(
@@ -163,8 +162,11 @@ class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
     def params(self) -> PoolingParams:
         return structs.replace(super().params(), dimensions=self.dimensions)
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        return [tools.vectors.prompted(prompt, self.prompt_name) for prompt in super().prompts(tools)]
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        found = super().prompts(preparer)
+        if self.input is None:
+            return found
+        return [preparer.tools.vectors.prompted(prompt, self.prompt_name) for prompt in found]
 
 
 class ClassifyRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
@@ -180,9 +182,8 @@ class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True)
     id_prefix = "pool-"
     task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None  # type: ignore[misc]
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        found = InputRequest.prompts(self, tools)
-        return found if self.prompt_name is None else [tools.vectors.prompted(each, self.prompt_name) for each in found]
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        return (InputRequest if self.prompt_name is None else EmbeddingRequest).prompts(self, preparer)
 
 
 _INPUT_TYPES = {"search_query": ("query",), "search_document": ("document", "passage")}
@@ -211,11 +212,12 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
             task=EMBED, dimensions=self.output_dimension, truncate_prompt_tokens=kept, truncation_side=side
         )
 
-    def prompts(self, tools: InputProcessor) -> list[Prompt]:
-        known = tools.vectors.checked(EMBED).prompts
+    def prompts(self, preparer: Preparer) -> list[Prompt]:
+        vectors = preparer.tools.vectors
+        known = vectors.checked(EMBED).prompts
         kind = self.input_type or ""
         name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
-        return [tools.vectors.prompted(Prompt(text=text), name) for text in checked_texts("texts", self.texts)]
+        return [vectors.prompted(Prompt(text=text), name) for text in checked_texts("texts", self.texts)]
 
 
 class Score(Struct, frozen=True):
