@@ -12,7 +12,7 @@ function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   const names = { auto: "Auto", light: "Light", dark: "Dark" };
   byId("theme").textContent = names[theme];
-  byId("theme").setAttribute("aria-label", `Colours: ${theme === "auto" ? "as the system has them" : theme}`);
+  byId("theme").setAttribute("aria-label", `Colours: ${theme === "auto" ? "as in the system" : theme}`);
 }
 
 async function askForKey(failure) {

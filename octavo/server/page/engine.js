@@ -140,7 +140,7 @@ export function startEngine(panel) {
     });
     const body = [...open, ...ended].flat();
     const table = el("table", {}, el("thead", {}, el("tr", {}, heads.map((head, i) => el("th", { scope: "col", class: i > 1 ? "number" : "" }, head)))), el("tbody", {}, body));
-    const about = el("span", { class: "count" }, `${core.requests.size} open, finished ones below`);
+    const about = el("span", { class: "count" }, `${core.requests.size} open; finished ones below`);
     return el("section", {}, el("div", { class: "head" }, el("h4", {}, "Requests"), about), body.length ? el("div", { class: "scroll" }, table) : el("p", { class: "none" }, "No request yet."));
   }
 
@@ -182,7 +182,7 @@ export function startEngine(panel) {
           applyLive(cores, event);
           draw();
         }
-        note.textContent = "The server ended the stream; connecting again…";
+        note.textContent = "The server closed the stream; reconnecting…";
       } catch (error) {
         if (error.name === "AbortError") return;
         note.textContent = error.status ? `${error.message}` : "The server does not respond; trying again…";

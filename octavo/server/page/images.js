@@ -38,7 +38,7 @@ export function startImages(say) {
     const images = [...files].filter((file) => file.type.startsWith("image/"));
     const large = images.find((file) => file.size > MOST_BYTES);
     if (images.length < files.length) say("only images can be added", true);
-    if (large) say(`${large.name} has more than ${MOST_BYTES >> 20} MiB`, true);
+    if (large) say(`${large.name} is larger than ${MOST_BYTES >> 20} MiB`, true);
     for (const file of images.filter((each) => each !== large)) urls.push(await urlOf(file));
     draw();
     if (images.length) byId("prompt").focus();

@@ -91,7 +91,7 @@ export function figures({ stats, step, samples, ended }) {
 /** Return what a row of a step does, in words. */
 export function describeRow({ start, tokens, samples }) {
   const place = tokens === 1 ? `position ${start}` : `positions ${start} to ${start + tokens - 1}`;
-  return `${place}, ${samples ? `draws ${samples}` : "a chunk of the prompt"}`;
+  return `${place}, ${samples ? `draws ${samples} ${samples === 1 ? "token" : "tokens"}` : "a chunk of the prompt"}`;
 }
 
 /** Return the points of a line through the samples, the last one at the right end, from 0 to the largest value. */

@@ -73,9 +73,9 @@ export function startPlayground(settings, modelOf) {
       render(turn);
     };
     const several = turn.versions.length > 1 && [
-      button("‹", () => choose(-1), { "aria-label": "the version before", ...keyed("before", index) }),
+      button("‹", () => choose(-1), { "aria-label": "previous version", ...keyed("before", index) }),
       el("span", { class: "count" }, `${turn.chosen + 1}/${turn.versions.length}`),
-      button("›", () => choose(1), { "aria-label": "the next version", ...keyed("next", index) }),
+      button("›", () => choose(1), { "aria-label": "next version", ...keyed("next", index) }),
     ];
     const use = () => {
       prompt.value = `${turns()[index - 1].text}${turn.versions[turn.chosen].text}`;
@@ -94,7 +94,7 @@ export function startPlayground(settings, modelOf) {
     const after = turns().slice(index + 1);
     const isAnswered = ({ id }) => after.some((each) => each.id === id);
     if (isAnswered(call) || after.some((each) => each.role !== "tool")) return null;
-    const properties = { "aria-label": `Answer of ${call.name}`, placeholder: "what the tool returns", "data-key": `answer-${call.id}` };
+    const properties = { "aria-label": `Result of ${call.name}`, placeholder: "result of the tool", "data-key": `answer-${call.id}` };
     const answer = el("textarea", { rows: 2, dir: "auto", value: answers.get(call) ?? "", ...properties });
     answer.oninput = () => answers.set(call, answer.value);
     const send = () => {
@@ -103,7 +103,7 @@ export function startPlayground(settings, modelOf) {
       if (turn.versions[turn.chosen].calls.every(isAnswered)) run(turns().length);
       else render();
     };
-    return el("div", { class: "row" }, answer, button("Answer", send));
+    return el("div", { class: "row" }, answer, button("Send result", send));
   }
 
   /** Show the turns. Elements stay, with focus and selection, but for those of turns that have `changed` or have calls. */
@@ -116,7 +116,7 @@ export function startPlayground(settings, modelOf) {
       views.get(turn).update();
       return views.get(turn).node;
     });
-    if (!nodes.length) nodes.push(el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write the beginning of a text."));
+    if (!nodes.length) nodes.push(el("li", { class: "empty" }, mode === "chat" ? "Write a message to begin." : "Write a text to continue."));
     if (removal) nodes.push(removal);
     const stay = new Set(nodes);
     keepFocus(log, () => {
@@ -224,7 +224,7 @@ export function startPlayground(settings, modelOf) {
       if (!isStopped) {
         first.error = error.message; // shown there alone: a long one below the composer would push the answer away
         settings.fail(error);
-        say("failed", true);
+        say("the request failed", true);
       } else if (!running) say("stopped");
     }
     clearInterval(asking);
@@ -265,7 +265,7 @@ export function startPlayground(settings, modelOf) {
       await navigator.clipboard.writeText(text);
       say(`copied ${what}`);
     } catch {
-      say("the browser does not let the page copy", true);
+      say("the browser does not allow copying", true);
     }
   }
 
@@ -287,7 +287,7 @@ export function startPlayground(settings, modelOf) {
 
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (running) return say("an answer is running; Esc stops it", true);
+    if (running) return say("an answer is being generated; Esc stops it", true);
     if (!(prompt.value.trim() || images.count()) || settings.read() === null) return;
     cut(mode === "completion" ? 0 : turns().length);
     turns().push({ role: "user", text: prompt.value, images: images.take() });
@@ -305,7 +305,7 @@ export function startPlayground(settings, modelOf) {
   byId("show-tokens").onchange = () => {
     render(...turns().filter((turn) => turn.versions || turn.prompt));
     const isLate = byId("show-tokens").checked && turns().some((turn) => turn.versions && !turn.versions[turn.chosen].tokens.length);
-    say(isLate ? "the next answer shows them" : "");
+    say(isLate ? "tokens are shown from the next answer on" : "");
   };
   byId("export-json").onclick = exportJson;
   byId("export-curl").onclick = exportCurl;

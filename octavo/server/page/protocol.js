@@ -117,8 +117,8 @@ export function parametersOf(schema) {
 export function parameterValue(kind, text) {
   if (text.trim() === "") return undefined;
   const number = Number(text);
-  if (kind === "integer" && !Number.isInteger(number)) throw new Error("a whole number is needed");
-  if (kind === "number" && !Number.isFinite(number)) throw new Error("a number is needed");
+  if (kind === "integer" && !Number.isInteger(number)) throw new Error("must be a whole number");
+  if (kind === "number" && !Number.isFinite(number)) throw new Error("must be a number");
   if (kind === "integer" || kind === "number") return number;
   if (kind === "boolean") return text === "true";
   if (kind === "string") return text;
@@ -132,7 +132,7 @@ export function jsonValue(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`this is not JSON: ${error.message}`);
+    throw new Error(`not JSON: ${error.message}`);
   }
 }
 
@@ -179,6 +179,6 @@ export function summaryOf({ model, error, finish, usage, startedAt, firstAt, end
 
 /** Return why no request of an engine goes on, "" where requests do. */
 export function heldBecause(isPaused, isSleeping) {
-  if (isSleeping) return "The engine sleeps, without weights and KV cache: requests wait until POST /wake_up.";
+  if (isSleeping) return "The engine sleeps: requests wait until POST /wake_up.";
   return isPaused ? "Generation is paused: requests wait until POST /resume." : "";
 }

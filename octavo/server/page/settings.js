@@ -48,15 +48,15 @@ function parameterField({ name, kind, help }) {
     kind === "boolean"
       ? el("select", {}, el("option", { value: "" }, "default"), el("option", {}, "true"), el("option", {}, "false"))
       : ["strings", "object"].includes(kind)
-        ? el("textarea", { rows: 1, spellcheck: "false", placeholder: kind === "strings" ? "one each line" : "JSON" })
+        ? el("textarea", { rows: 1, spellcheck: "false", placeholder: kind === "strings" ? "one per line" : "JSON" })
         : el("input", { inputmode: kind === "number" ? "decimal" : "text", placeholder: "default", autocomplete: "off" });
   return new Field(name, name, input, help, () => ({ [name]: parameterValue(kind, input.value) }));
 }
 
 function formPanel() {
-  const kind = el("select", { id: "form-kind", "aria-label": "Form of the output" }, FORMS.map(([value, text]) => el("option", { value }, text)));
+  const kind = el("select", { id: "form-kind", "aria-label": "Structured output" }, FORMS.map(([value, text]) => el("option", { value }, text)));
   const text = el("textarea", { rows: 6, spellcheck: "false", class: "code" });
-  const help = "The server checks it when the request is sent; the output cannot differ from it.";
+  const help = "Checked when the request is sent. The output always matches it.";
   const field = new Field("form", "Definition", text, help, () => formFields(kind.value, text.value));
   const show = () => {
     const [, , example] = FORMS.find(([value]) => value === kind.value);
@@ -74,10 +74,10 @@ function toolPanel() {
   const choice = el("select", {}, ["auto", "required", "none"].map((each) => el("option", {}, each)));
   const read = () => {
     const tools = text.value.trim() ? jsonValue(text.value) : [];
-    if (!Array.isArray(tools)) throw new Error("a list of tools is needed: [ … ]");
+    if (!Array.isArray(tools)) throw new Error("must be a list of tools: [ … ]");
     return tools.length ? { tools, tool_choice: choice.value } : {};
   };
-  const field = new Field("tools", "Tools", text, "Calls appear in the conversation, where you answer them.", read);
+  const field = new Field("tools", "Tools", text, "Calls appear in the conversation, where you enter their results.", read);
   const add = () => {
     try {
       text.value = JSON.stringify([...(text.value.trim() ? jsonValue(text.value) : []), EXAMPLE_TOOL], null, 1);
@@ -122,7 +122,7 @@ export function makeSettings(panel, schemas) {
     forChat[0],
     fold("Sampling", nodesOf(parameters.slice(0, USUAL)), { open: true }),
     fold("More parameters", nodesOf(parameters.slice(USUAL))),
-    fold("Form of the output", form.nodes),
+    fold("Structured output", form.nodes),
     forChat[1],
   );
   keepInputs(panel);

@@ -21,7 +21,7 @@ function show(span, token, onbranch) {
       hide();
       onbranch(text);
     };
-    const properties = { disabled: isDrawn || text.includes("\ufffd"), title: isDrawn ? "the token that was drawn" : "go on from here with this token" };
+    const properties = { disabled: isDrawn || text.includes("\ufffd"), title: isDrawn ? "the drawn token" : "continue from here with this token" };
     return el("li", {}, bar, button(visible(text), act, properties), el("span", {}, percent(logprob)));
   });
   const drawn = token.top.some(({ text }) => text === token.text) ? null : el("p", {}, `drawn: ${visible(token.text)} ${percent(token.logprob)}`);

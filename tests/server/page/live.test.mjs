@@ -47,7 +47,7 @@ test("figures of an engine that has done nothing are readable", () => {
 });
 
 test("rows, lines and grids", () => {
-  assert.equal(describeRow({ start: 5, tokens: 1, samples: 1 }), "position 5, draws 1");
+  assert.equal(describeRow({ start: 5, tokens: 1, samples: 1 }), "position 5, draws 1 token");
   assert.equal(describeRow({ start: 0, tokens: 4, samples: 0 }), "positions 0 to 3, a chunk of the prompt");
   assert.equal(linePoints([0, 2], 79, 20), "78.0,20.0 79.0,0.0");
   for (const [blocks, width] of [[8, 300], [16384, 1200], [200000, 350]]) {

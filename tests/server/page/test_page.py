@@ -55,7 +55,7 @@ def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: 
     send(page, "hello")
     page.wait(f"{LAST}?.querySelector('.text').textContent.length >= 5")
     send(page, "more")
-    assert page.run("document.getElementById('status').textContent") == "an answer is running; Esc stops it"
+    assert page.run("document.getElementById('status').textContent") == "an answer is being generated; Esc stops it"
     page.press("Escape")
     page.wait(f"{SUMMARY}?.includes('stopped')")
     assert page.wait("document.getElementById('stop').hidden")
@@ -155,7 +155,7 @@ def test_a_call_is_answered_and_each_line_has_the_direction_of_its_script(page: 
     page.write("42")
     page.click("#show-tokens")
     assert page.run("document.querySelector('.call textarea').value") == "42", "what was typed is gone"
-    page.click(".call button", "Answer")
+    page.click(".call button", "Send result")
     page.wait("document.querySelectorAll('.assistant').length === 2")
     assert (
         page.run("JSON.stringify(sent.at(-1).messages.at(-1))")
@@ -255,7 +255,7 @@ def test_a_lost_connection_is_said_in_words(page: Browser, stream: str, message:
     page.run(f"void (window.fetch = async () => {stream})")
     send(page, "hello")
     assert page.wait(f"{LAST}?.querySelector('.wrong')?.textContent") == message
-    assert page.run("document.getElementById('status').textContent") == "failed"
+    assert page.run("document.getElementById('status').textContent") == "the request failed"
     assert page.run(SUMMARY) == "letters · failed"
 
 
@@ -263,7 +263,7 @@ def test_tokens_of_an_answer_that_was_made_without_them_come_with_the_next_one(p
     send(page, "hello")
     page.wait(f"{SUMMARY}?.includes('ended by')")
     page.click("#show-tokens")
-    assert page.run("document.getElementById('status').textContent") == "the next answer shows them"
+    assert page.run("document.getElementById('status').textContent") == "tokens are shown from the next answer on"
     page.click("#show-tokens")
     assert page.run("document.getElementById('status').textContent") == ""
 
