@@ -1,4 +1,4 @@
-// Calls that are kept as well as made, so that they can be made again without Python.
+// Records calls while they are made, so that they can be repeated without Python.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// How long kernels ran while it was on.
+// The time that kernels ran while timing was on.
 class KernelClock {
  public:
   bool is_on = false;
@@ -37,7 +37,7 @@ class Recording {
   }
   std::size_t size() const { return calls_.size(); }
 
-  // The one that this thread keeps its calls in, or null. Whatever is compiled and computes on addresses adds itself.
+  // The active recording of this thread, or null. Every compiled function that computes on addresses adds its calls.
   static inline thread_local Recording* under_way = nullptr;
 
  private:
@@ -45,7 +45,7 @@ class Recording {
   std::vector<std::function<void()>> calls_;
 };
 
-// Makes a call, and keeps it where a recording is under way.
+// Makes a call, and adds it to the active recording if there is one.
 template <class Work>
 void make_recordable(const Work& work) {
   if (Recording::under_way) Recording::under_way->add(work);

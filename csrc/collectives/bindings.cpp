@@ -1,4 +1,4 @@
-// Groups of ranks as Python sees them. Calls are kept by the recording that is under way in their thread.
+// Groups of ranks as Python sees them. A recording that is active in the calling thread keeps the calls.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 

@@ -22,9 +22,9 @@ namespace octavo {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kBuffer = 256 << 10;  // what a rank writes in one round
+constexpr std::size_t kBuffer = 256 << 10;  // most that a rank writes in one round
 constexpr std::size_t kRingSlot = 256 << 10;
-constexpr std::uint32_t kRingSlots = 64;  // of messages that were sent and not received yet
+constexpr std::uint32_t kRingSlots = 64;  // most messages that were sent and not received yet
 constexpr long kNapNanoseconds = 50'000'000;  // how often a sleeping rank checks for poison
 
 using Clock = std::chrono::steady_clock;
@@ -54,7 +54,7 @@ void narrow(float x, std::uint16_t& out) {
   out = x != x ? 0x7fc0 : rounded;
 }
 
-// Few elements at a time, so that their sums stay in the cache while the ranks follow each other.
+// Elements that are summed at a time: few, so that their sums stay in the cache while the parts of all ranks are added.
 template <class T>
 void add_ranks(const char* const* sources, int size, char* out, std::size_t bytes) {
   constexpr std::size_t kBlock = 1024;
@@ -74,7 +74,7 @@ void add_ranks(const char* const* sources, int size, char* out, std::size_t byte
   }
 }
 
-// The part [start, start + bytes) of rows that lie `stride` bytes apart, as if their `width` bytes lay side by side.
+// Bytes [start, start + bytes) of the concatenation of rows of `width` bytes, which are `stride` bytes apart.
 template <class Copy>
 void for_pieces(std::size_t start, std::size_t bytes, std::size_t width, const Copy& copy) {
   for (std::size_t done = 0; done < bytes;) {
@@ -85,7 +85,7 @@ void for_pieces(std::size_t start, std::size_t bytes, std::size_t width, const C
   }
 }
 
-// What ranks compare in a round: one that makes another call than the others would get wrong numbers.
+// What ranks compare in a round, because a rank that makes another call than the others would get wrong numbers.
 std::uint64_t signature_of(std::uint64_t operation, std::uint64_t first, std::uint64_t second) {
   return (operation * 0x9e3779b97f4a7c15 ^ first) * 0xbf58476d1ce4e5b9 ^ second;
 }
@@ -97,14 +97,14 @@ struct SharedGroup::Head {
   char reason[1020];
 };
 
-// A number that only one rank writes, and those who wait for it.
+// A counter that only one rank writes, and the number of ranks that wait for it.
 struct alignas(64) SharedGroup::Counter {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
 
   void publish(std::uint32_t number) {
     value.store(number, std::memory_order_release);
-    // a rank that goes to sleep counts itself and then looks at the number again
+    // a rank that goes to sleep increments `sleepers` and then reads `value` again
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_relaxed)) futex(&value, FUTEX_WAKE, 1 << 30, nullptr);
   }
@@ -220,7 +220,7 @@ void SharedGroup::poison(const std::string& reason) {
   if (!head.state.compare_exchange_strong(healthy, 1)) return;
   std::strncpy(head.reason, reason.c_str(), sizeof head.reason - 1);
   head.state.store(2);
-  // ranks that sleep in other groups of this memory check within a nap
+  // ranks that sleep in other groups of this memory check within kNapNanoseconds
   auto* arrivals = reinterpret_cast<Arrival*>(memory_ + place_.offset);
   for (int rank = 0; rank < place_.size; ++rank) futex(&arrivals[rank].value, FUTEX_WAKE, 1 << 30, nullptr);
 }
@@ -252,7 +252,7 @@ void SharedGroup::await(const char* what, std::uint64_t signature) {
   }
 }
 
-// Returns when the counter is at `least`, counted round the clock of 32 bits.
+// Returns when the counter has reached `least`, modulo 2^32.
 void SharedGroup::wait(Counter& counter, std::uint32_t least, int rank, const char* what) {
   const auto is_there = [&] {
     return static_cast<std::int32_t>(counter.value.load(std::memory_order_acquire) - least) >= 0;
@@ -260,7 +260,7 @@ void SharedGroup::wait(Counter& counter, std::uint32_t least, int rank, const ch
   if (is_there()) return;
   const auto began = Clock::now();
   const auto waited = [&] { return std::chrono::duration<double>(Clock::now() - began).count(); };
-  // the clock costs as much as several looks at the counter
+  // reading the clock costs as much as several reads of the counter
   do {
     for (int look = 0; look < 32; ++look) {
       if (is_there()) return;
@@ -290,7 +290,7 @@ void SharedGroup::fail(int rank, const char* what) {
 void SharedGroup::check_poison() const {
   const auto& head = *reinterpret_cast<const Head*>(memory_);
   if (head.state.load(std::memory_order_acquire) == 0) return;
-  // who writes a reason does so at once, unless it is killed
+  // a rank that began to write a reason finishes at once, unless it is killed
   for (int look = 0; look < 1'000'000 && head.state.load(std::memory_order_acquire) == 1; ++look) pause();
   throw GroupError(head.state.load() == 2 ? head.reason : "a rank failed");
 }

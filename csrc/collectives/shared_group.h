@@ -18,7 +18,7 @@ class GroupError : public std::runtime_error {
 // Element types of sums; the numbers are part of the Python interface.
 enum class SumType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
 
-// Where a group lies in the memory, and which ranks it has: first, first + stride, ….
+// The place of a group in the memory, and its ranks: first, first + stride, ….
 struct GroupPlace {
   std::size_t offset;
   int rank, size;
@@ -27,9 +27,9 @@ struct GroupPlace {
 
 // One rank's side of a group. Calls are made by one thread at a time, in the same order by all ranks, but for `poison`.
 //
-// A round: each rank writes its part into a buffer of its own and meets the others, then reads theirs. There are two
-// buffers, used in turn: a rank in round n + 1 writes the other one, and a rank in round n + 2 knows that all have begun
-// n + 1, so have read n. One meeting a round is enough. A rank that waits looks for a while and then sleeps.
+// A round: each rank writes its part into a buffer of its own, waits for the others (a barrier), then reads theirs. There
+// are two buffers, used in turn: a rank in round n + 1 writes the other one, and a rank in round n + 2 knows that all have
+// begun n + 1, so have read n. One barrier per round is enough. A rank that waits spins for a while and then sleeps.
 class SharedGroup {
  public:
   // Maps the memory behind `descriptor`, which begins with zeros. Throws GroupError where that fails.
@@ -38,7 +38,7 @@ class SharedGroup {
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
 
-  // Memory in front of all groups, and of a group; multiples of the size of a page. Pages are taken when they are used.
+  // Bytes before the first group, and of a group; multiples of the page size. Pages are allocated when they are touched.
   static std::size_t head_bytes();
   static std::size_t group_bytes(int size);
 
@@ -49,7 +49,7 @@ class SharedGroup {
   void broadcast(char* data, std::size_t bytes, int source);
   void send(const char* data, std::size_t bytes, int target);
   void receive(char* data, std::size_t bytes, int source);
-  // Makes waiting and later calls of all groups in this memory throw; the first reason stays.
+  // Makes waiting and later calls of all groups in this memory throw; the first reason is kept.
   void poison(const std::string& reason);
 
  private:
@@ -58,7 +58,7 @@ class SharedGroup {
   struct Arrival;
   struct Ring;
 
-  // A meeting: say that this rank has written its part of the next round, and wait for those of the others.
+  // A barrier: publishes that this rank has written its part of the next round, and waits for the other ranks.
   void meet(const char* what, std::uint64_t signature);
   void arrive(std::uint64_t signature);
   void await(const char* what, std::uint64_t signature);

@@ -1,4 +1,4 @@
-// What one worker computes with: an instruction set, its threads, and the list of calls it may be recording.
+// The CPU of one worker: an instruction set, threads, and the active recording.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ class Cpu {
   ThreadPool pool;
   const std::shared_ptr<KernelClock> clock = std::make_shared<KernelClock>();
 
-  // Every kernel call goes through here: it is made now, and kept when a recording is under way.
+  // Makes a kernel call, and adds it to the active recording if there is one. Every kernel call goes through here.
   template <class Work>
   void submit(const Work& work) {
     if (Recording::under_way) Recording::under_way->add(work);
     clock->time(work);
   }
 
-  // Memory at a multiple of 64 for what one region of a call computes for the next; the next call writes over it.
+  // Scratch memory, aligned to 64 bytes, between the regions of one call; the next call overwrites it.
   void* scratch(std::size_t bytes) {
     if (bytes > scratch_bytes_) {
       scratch_bytes_ = bytes + bytes / 2;
@@ -38,8 +38,8 @@ class Cpu {
     return scratch_.get();
   }
 
-  // From here to `end_recording` this thread's calls are kept as well as made, those of other parts of the library too.
-  // Throws std::logic_error when a recording is under way.
+  // From here to `end_recording` this thread's calls are made and recorded, those of other parts of the library too.
+  // Throws std::logic_error when a recording is active.
   void begin_recording() {
     if (Recording::under_way) throw std::logic_error("a recording is under way already");
     recording_ = std::make_shared<Recording>(clock);

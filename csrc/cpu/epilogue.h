@@ -1,4 +1,4 @@
-// What becomes of a panel's sums, whatever was multiplied: a scale, bias, addend, SiLU of the gate times up, one rounding.
+// From a panel's sums to the result, for every format: scale, bias, addend, SiLU of the gate times up, one rounding.
 //
 // Included only by units of one level. A product has `weight` (columns, bias, gated), `out`, `out_stride`, `out_type` and
 // `addend`.
@@ -35,8 +35,8 @@ void finish_rows_as(const Product& a, int panel, int start, int rows, const floa
     }
 }
 
-// Rows [start, start + rows) of the result in one panel's columns. `sums` is [rows][32]; `scaled(row, sum)` is what is
-// finished of them.
+// Rows [start, start + rows) of the result in one panel's columns. `sums` is [rows][32]; `scaled(row, sum)` scales
+// a sum.
 template <class Product, class Scale>
 void finish_rows(const Product& a, int panel, int start, int rows, const float* sums, const Scale& scaled) {
   const bool is_single = a.out_type == Type::float32;
@@ -46,10 +46,10 @@ void finish_rows(const Product& a, int panel, int start, int rows, const float* 
 }
 
 #if defined(__AVX512BF16__)
-constexpr std::int64_t kStreamedElements = 512 << 10;  // of a result, from which on streaming is faster, as measured
+constexpr std::int64_t kStreamedElements = 512 << 10;  // of a result from which on streaming stores are faster, as measured
 
-// Whether rows can be written in whole lines, which go to memory at once: a line that is written for the first time would be
-// read before, and large results have too many lines for the caches.
+// Whether rows can be written as whole lines by streaming stores: an ordinary store reads a line before it writes it, and
+// large results do not fit the caches.
 template <class Product>
 bool can_stream(const Product& a) {
   const int results = a.weight.columns().results();

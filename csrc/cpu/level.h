@@ -18,10 +18,10 @@ std::vector<Level> usable_levels();
 // The level of that name, "auto" for the best. Throws std::invalid_argument with what there is.
 Level level_from_name(std::string_view name);
 
-// Bytes of activations that stay in a second-level cache while weights go by: half of it. Processors with tiles have 2 MB.
+// Bytes of activations that stay in a second-level cache while weights are streamed: half of it. Processors with tiles have 2 MB.
 constexpr std::int64_t resident_bytes(Level level) { return level == Level::amx ? 1 << 20 : 512 << 10; }
 
-// The table of `level` out of the levels a subject is compiled for: the nearest one below where it has no unit.
+// The kernels of `level`, or of the next lower level that a subject is compiled for.
 template <class Table>
 const Table& choose_table(Level level, const Table& avx2, const Table& avx512) {
   return level == Level::avx2 ? avx2 : avx512;

@@ -32,7 +32,7 @@ std::map<std::string, std::string> build_info() {
 
 NB_MODULE(_native, m) {
   m.doc() = "The compiled half of octavo.";
-  // a script that ends with its model in a global variable has done nothing wrong
+  // no warning about leaks: a script may end with its model in a global variable
   nb::set_leak_warnings(false);
   m.def("build_info", &build_info, "How this module was compiled: compiler, cxx_standard, build_type.");
   m.def("cpu_features", &octavo::cpu_features,

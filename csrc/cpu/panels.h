@@ -1,9 +1,9 @@
-// How weights of linear layers lie in memory, whatever their format: panels of 32 output columns, one after the other,
-// each a stream along the inputs. A gated weight (gate stacked on up) has 16 columns of gate and the same 16 of up in a
-// panel, so that both factors of an output meet in one task.
+// The layout of weights of linear layers, for every format: panels of 32 output columns, one after the other, each read
+// along the inputs. A gated weight (gate stacked on up) has 16 columns of gate and the same 16 of up in a
+// panel, so that one task has both factors of an output.
 //
-// Shared by units of every level and by the bindings: arithmetic only, always inlined, for the linker must not share
-// the code of one level with another.
+// Shared by units of every level and by the bindings: arithmetic only, always inlined, because the linker must
+// not share the code of one level with another.
 #pragma once
 
 #include <cstdint>

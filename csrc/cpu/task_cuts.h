@@ -1,5 +1,5 @@
-// How a row of items of equal cost is cut into tasks: long ones first, so that streams from memory stay long, then shorter
-// and shorter ones, so that threads end together.
+// Divides items of equal cost into tasks: long tasks first, so that streams from memory stay long, then shorter and
+// shorter ones, so that threads end together.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up<std::int6
 
 class TaskCuts {
  public:
-  // `item_ns` is what an item costs, roughly; what takes less than `kWorthSharingNs` in all is one task.
+  // item_ns: approximate cost of an item. Work of less than `kWorthSharingNs` in all is one task.
   TaskCuts(int items, double item_ns, int threads) {
     const double all_ns = items * item_ns;
     const int share = (items + threads - 1) / threads;

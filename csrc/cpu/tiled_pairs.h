@@ -11,9 +11,9 @@
 namespace octavo {
 namespace {
 
-constexpr int kStreamAhead = 4096;  // bytes between a line of weights that is used and one that is asked for
+constexpr int kStreamAhead = 4096;  // bytes between a line of weights that is used and one that is prefetched
 
-// Lines of weights that are asked for in each step of a pair. Null for none.
+// Lines of weights that are prefetched in each step of a pair. Null for none.
 struct Ahead {
   const char* from;
   int lines;
@@ -24,9 +24,9 @@ struct Ahead {
     for (int i = 0; i < lines; ++i) _mm_prefetch(line + i * 64, _MM_HINT_T1);
   }
 
-  // Of pair `pair` of `pairs`, in `steps` steps of `step_bytes` from `weight` on. A pair that reads a panel from memory itself
-  // asks for what lies a little further on, the others for their shares of the panel after this one, `next` bytes away: so
-  // memory is read as long as something is multiplied. `next` is 0 behind the last panel.
+  // Of pair `pair` of `pairs`, in `steps` steps of `step_bytes` from `weight` on. The pair that reads a panel from memory
+  // prefetches a little ahead of itself; the others prefetch their shares of the next panel, `next` bytes away, so that
+  // memory is read as long as something is multiplied. `next` is 0 for the last panel.
   static Ahead of(const void* weight, int steps, int step_bytes, std::int64_t next, int pair, int pairs, bool is_first) {
     const char* from = static_cast<const char*>(weight);
     if (pairs == 1 || (is_first && pair == 0)) return {from + kStreamAhead, step_bytes / 64};
@@ -45,7 +45,7 @@ struct BlockPair {
 };
 
 // sums [rows][32] = or += rows · weights over some steps, each two tiles of `tile_bytes`. Tiles as in TileShapes::two_by_two.
-// Weights that lie in the first-level cache are `kIsNear`. `beside(step)` is done with each step.
+// kIsNear: weights are in the first-level cache. `beside(step)` is called with each step.
 template <class Dot, bool kHasBottom, bool kIsNear, class Sum, class Beside>
 void add_steps(Tiles& tiles, const BlockPair& pair, const void* weights, int steps, int tile_bytes, bool is_first,
                const Beside& beside, Sum* sums) {

@@ -1,4 +1,4 @@
-// Squares of 32-bit lanes, turned: vector j of the result has lane j of every vector. Bits pass as they are.
+// Transposes squares of 32-bit lanes: vector j of the result has lane j of every vector. Bits do not change.
 #pragma once
 
 #include "vector.h"

@@ -1,4 +1,4 @@
-// Vectors of float32 in the width of the unit that includes this: the little algebra that most kernels are written in.
+// Vectors of float32 in the width of the unit that includes this, and the operations that most kernels are written in.
 //
 // Included only by units that are compiled for one level. Everything lives in an unnamed namespace, and such units use
 // no templates of the standard library: the linker must never share their code with a unit of a lower level.
@@ -215,8 +215,8 @@ inline void for_vectors(int dim, const Body& body) {
   if (i < dim) body(i, dim - i);
 }
 
-// The sum over a row, from zeros on by `sum = step(sum, i, count)`; step leaves lanes from `count` on as they are. In an
-// order that `dim` alone decides: four sums take turns, so that none waits for the one before.
+// The sum over a row, from zero by `sum = step(sum, i, count)`; step does not change lanes from `count` on. The order
+// depends on `dim` alone: four sums are added in turn, so that none waits for the previous addition.
 template <class Step>
 inline float sum_over(int dim, const Step& step) {
   Floats a = zero(), b = zero(), c = zero(), d = zero();

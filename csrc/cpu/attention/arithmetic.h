@@ -15,7 +15,7 @@ struct Float32Products {
   static constexpr int kPerUnit = 1;
   static constexpr int kExponentialDegree = 5;
   static Floats multiply_add(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
-  // A vector of weights from number `first` on.
+  // A vector of weights, beginning with number `first`.
   static void store_weights(float* units, int first, Floats x) { store(units + first, x); }
   // `count` numbers, a multiple of 16, as operands.
   static void to_units(const float* x, int count, float* units) { std::memcpy(units, x, sizeof(float) * count); }
@@ -38,13 +38,13 @@ struct Bfloat16Products {
 };
 #endif
 
-// Sixteen units that lie as operands. A source reads a vector of pieces of `kBytes` for 16 lanes, each of `kUnits` units.
+// Sixteen units that are stored as operands. A source reads a vector of pieces of `kBytes` for 16 lanes, each of `kUnits` units.
 struct Plain {
   static constexpr int kBytes = 64, kUnits = 1;
   static void read(const std::uint8_t* p, Floats (&units)[1]) { units[0] = load(reinterpret_cast<const float*>(p)); }
 };
 
-// Prefetches the line at `p` into the second-level cache: blocks lie apart, and the processor foresees only neighbours.
+// Prefetches the line at `p` into the second-level cache: blocks are not adjacent, and the hardware prefetches only adjacent lines.
 [[gnu::always_inline]] inline void bring(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 template <int N>
@@ -52,8 +52,8 @@ struct Count {
   static constexpr int value = N;
 };
 
-// Rows whose sums fit the registers beside the operands. With sixteen registers half as many: two vectors for each of four
-// rows are as many products as one for each of eight, from fewer loads.
+// Rows whose sums fit the registers beside the operands. With sixteen registers there are half as many rows: two vectors
+// for each of four rows give as many products as one for each of eight, with fewer loads.
 constexpr int kScoreRows = kLanes == 16 ? 8 : 4;
 constexpr int kValueRows = kScoreRows;
 
@@ -81,7 +81,7 @@ constexpr int vectors_at_once(int rows, int most) {
 }
 
 // scores[r][key] = sum over units of q[unit][r] * keys, for `Vectors` vectors of keys, one piece apart from units to units;
-// meanwhile fetches what lies in the same places from `ahead` on.
+// meanwhile prefetches the same places from `ahead` on.
 template <class Products, class Source, int Rows, int Vectors>
 [[gnu::always_inline]] inline void score_vectors(const float* q, const std::uint8_t* const* keys, const std::uint8_t* const* ahead,
                           int units, float* scores) {
@@ -135,10 +135,10 @@ template <class Products, class Source>
   });
 }
 
-// Values that lie side by side: [units][padded_dim] or pairs of units, multiplied with `units` weights from `first_unit` on.
+// Adjacent values: [units][padded_dim] or pairs of units, multiplied with `units` weights from `first_unit` on.
 struct Segment {
   const std::uint8_t* values;
-  const std::uint8_t* ahead;  // what is read next time in the place of `values`
+  const std::uint8_t* ahead;  // the values that are read next, to be prefetched
   int first_unit;
   int units;
 };
@@ -168,7 +168,7 @@ template <class Products, class Source, int Rows, int Vectors>
       }
 #pragma GCC unroll 2
       for (int u = 0; u < kUnits; ++u) {
-        if (u > 0 && unit + u == segments[s].units) break;  // what lies behind the last value may be NaN
+        if (u > 0 && unit + u == segments[s].units) break;  // data after the last value may be NaN
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
           const Floats shared = all(weight[r * kStride + unit + u]);

@@ -25,7 +25,7 @@ const AttentionKernels& attention_kernels(Level level) {
 namespace {
 
 struct BlockCopies {
-  const std::int64_t* sources;  // [planes] addresses of what holds the blocks copied from
+  const std::int64_t* sources;  // [planes] addresses of the blocks to copy from
   const std::int64_t* targets;  // [planes]
   const std::int64_t* pairs;    // [count, 2] source and target block
   int planes, count;
@@ -60,7 +60,7 @@ void bind_attention(nb::class_<Cpu>& cpu) {
         const AttentionKernels& kernels = attention_kernels(cpu.level);
         const std::int64_t rows = partial_rows(a, most_queries_of(a, kernels));
         const std::int64_t partial = partial_floats(a, static_cast<int>(rows)) * static_cast<std::int64_t>(sizeof(float));
-        // either two sums for each thread, or one for each split of the few items that are cut
+        // either two sums for each thread, or one for each split of the few items that are divided
         const std::int64_t splits = (longest + kSplitKeys - 1) / kSplitKeys, threads = cpu.pool.threads();
         return threads * kernels.scratch_bytes(a) + std::max(2 * threads, 4 * threads * splits) * partial;
       },

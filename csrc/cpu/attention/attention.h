@@ -1,9 +1,9 @@
-// Paged attention: writes a step's keys and values to their slots, then attends reading the cache alone.
+// Paged attention: writes a step's keys and values to their slots, then reads only the cache.
 //
-// How the work is cut, all of it by absolute positions, so that a token's result never depends on what else is computed:
-//   split  1,024 keys  summed up from nothing; splits are merged in the order of their positions
+// The work is divided by absolute positions, so that a token's result never depends on what else is computed:
+//   split  1,024 keys  summed from zero; splits are merged in the order of their positions
 //   chunk     64 keys  between two updates of the running maximum inside a split
-//   tile      16 keys  what the cache is made of
+//   tile      16 keys  the unit of the cache's layout
 // An item is up to 64 rows, or 128, of one sequence that share their keys: (query position) x (query head of one KV head).
 #pragma once
 
@@ -16,9 +16,9 @@ constexpr int kChunkKeys = 64;
 constexpr int kChunkTiles = kChunkKeys / kTileKeys;
 constexpr int kSplitKeys = 1024;
 constexpr int kItemRows = 64;
-constexpr int kTileItemRows = 128;  // where tiles multiply: values are copied for each item
+constexpr int kTileItemRows = 128;  // with AMX: values are copied for each item
 constexpr int kMostDim = 1024;
-constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for differences of it are taken
+constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, because differences from it are computed
 constexpr float kLog2E = 1.44269504088896341f;
 
 // One layer's cache: [blocks][KV heads][tiles of a block], blocks lying `block_stride` bytes apart, a tile being keys, values and, where they are stored in 8
@@ -44,9 +44,9 @@ struct LatentTails {
   std::int64_t q_stride, k_stride;
 };
 
-// What scores have of the distance from query to key, times log2 e: [heads], rows `stride` apart, each with the number of
-// distance 0 at `origin`, and numbers for all keys of the chunks that a query meets; those of the query at position p
-// start `position_stride` * p further on. Null for none.
+// Biases of scores by the distance from query to key, times log2 e: [heads], rows `stride` apart. A row has the bias of
+// distance 0 at `origin`, and biases for all keys of the chunks that a query reads; those of the query at position p start
+// `position_stride` * p further on. Null for none.
 struct DistanceBiases {
   const float* table;
   int stride;
@@ -78,7 +78,7 @@ struct Attention {
   Type type, cache_type;
   float scale;     // positive
   int window;      // keys up to itself that a query sees, itself included; INT32_MAX for all
-  int ahead;       // keys behind itself that a query sees, of those in the cache after this step; 0 where attention is causal
+  int ahead;       // keys after itself that a query sees, of those in the cache after this step; 0 for causal attention
   float soft_cap;  // 0 for none
   CacheLayout layout;
   LatentTails tails;
@@ -91,23 +91,23 @@ struct AttentionItem {
   int first_token;  // flat index of the first query
   int first_position;
   int queries;
-  int key_end;  // behind the last key that any of its queries sees
+  int key_end;  // one past the last key that any of its queries sees
 };
 
-// Behind the last key that the query at `position` sees.
+// One past the last key that the query at `position` sees.
 inline int end_seen(const Attention& a, int row, int position) {
   const int length = a.sequence_lengths[row];
   return length - position - 1 < a.ahead ? length : position + 1 + a.ahead;
 }
 
-// What a split of an item adds up to: sums of values weighted by 2^(score - maximum), and the sums of the weights.
+// The result of a split of an item: sums of values weighted by 2^(score - maximum), and the sums of the weights.
 struct AttentionPartial {
   float* sums;      // [rows, padded_value_dim]
   float* maxima;    // [rows], rows rounded up to 16
   float* weights;   // [rows]
 };
 
-// Latents, or keys and values of a head, that lie apart.
+// Addresses of latents, or of keys and values of a head, that are not adjacent.
 struct GatheredRows {
   const void* const* places;  // [count]
   int count;
@@ -120,9 +120,9 @@ struct AttentionKernels {
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
   // Tokens [begin, end) of one KV head.
   void (*write)(const Attention&, int kv_head, int begin, int end);
-  // As tiles of the cache one behind the other.
+  // Copies them into consecutive tiles of the cache.
   void (*gather)(const Attention&, const GatheredRows&, std::uint8_t* tiles);
-  // One split of one item; `next` is what this thread is likely to attend to afterwards, to fetch its first keys.
+  // One split of one item; `next` is the item that this thread probably computes next; its first keys are prefetched.
   void (*attend)(const Attention&, const AttentionItem&, int split, const AttentionItem& next, const AttentionPartial&,
                  std::uint8_t* scratch);
   // Adds a later split to the sum of earlier ones.

@@ -93,7 +93,7 @@ inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
   }
 }
 
-// A tile in pairs as operands of float32 products; `ahead` bytes further lies what is read next time. Latents have no
+// A tile in pairs as operands of float32 products; the data that is read next is `ahead` bytes further. Latents have no
 // `values`.
 template <Type Stored>
 inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std::ptrdiff_t ahead, int dim, int valid,
@@ -187,7 +187,7 @@ inline void turn_tile(const float* keys, int dim, Bfloat16Products, float* value
 }
 #endif
 
-// 8-bit codes of a row, and the scale that undoes them: x is about code * scale. The scale of a row that is not finite
+// 8-bit codes of a row, and their scale: x is about code * scale. The scale of a row that is not finite
 // is NaN, so that every product with it is NaN.
 inline float quantize_row(const float* x, int dim, bool is_integer, std::uint8_t* codes) {
   Floats largest = zero(), nothing = zero();

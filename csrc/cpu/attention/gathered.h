@@ -1,4 +1,4 @@
-// Attention of queries to vectors that each sees of its own: those that it chose or all of them, and its last tokens.
+// Attention where each query sees vectors of its own: those that it chose, or all, and the last tokens.
 #pragma once
 
 #include "tasks.h"
@@ -28,7 +28,7 @@ struct Gathered {
 
 constexpr int kSharingItems = 16;  // items of attention whose queries share copies
 
-// Queries that share the copies of what they see, or one query; some heads of them, which share a head of keys.
+// Queries that share copied keys, or one query; and some of their heads, which share a head of keys.
 struct GatheredTask {
   int row, token, position, queries, head, heads;
 };
@@ -43,7 +43,7 @@ int ended_at(const Gathered& g, int position) { return g.vectors.rate ? (positio
 
 bool chooses(const Gathered& g, int position) { return g.chosen && ended_at(g, position) > g.num_chosen; }
 
-// Keys that a query sees at most.
+// Most keys that a query sees.
 int most_keys(const Gathered& g, int position) {
   return (chooses(g, position) ? g.num_chosen : ended_at(g, position)) + std::min(position + 1, g.window);
 }
@@ -109,7 +109,7 @@ void attend_gathered(const Gathered& g, const AttentionKernels& kernels, const G
   own.q = behind(own.q, task.token * own.q_stride);
   own.tails.q = behind(own.tails.q, task.token * own.tails.q_stride);
   std::int64_t out = static_cast<std::int64_t>(task.token) * own.heads * own.value_dim;
-  if (task.queries == 1) {  // the task may have some of its heads: to the kernel they are all
+  if (task.queries == 1) {  // the task may have only some of the heads; for the kernel these are all
     own.q = behind(own.q, static_cast<std::int64_t>(task.head) * own.value_dim);
     own.tails.q = behind(own.tails.q, static_cast<std::int64_t>(task.head) * (own.dim - own.value_dim));
     out += static_cast<std::int64_t>(task.head) * own.value_dim;
@@ -138,7 +138,7 @@ void run_gathered(Cpu& cpu, const Gathered& g, const AttentionKernels& kernels) 
   });
 }
 
-// Attention in tiles of the type of the queries, which are cut for each query, or some, and a head of keys. value_dim: of
+// Attention in tiles of the type of the queries, divided by query, or by some queries, and by head of keys. value_dim: of
 // latents; 0 for keys and values.
 Attention gathered_attention(int heads, int kv_heads, int dim, int value_dim, Type type) {
   Attention a{};

@@ -16,14 +16,14 @@ struct Keys {
   int start, end;
 };
 
-// Of a split, the keys that an item has to read: from the first of a chunk on.
+// The keys of a split that an item has to read, from the start of a chunk on.
 inline Keys keys_of(const Attention& a, const AttentionItem& item, int split) {
   const int first = first_seen(a, item.first_position), split_start = split * kSplitKeys;
   const int start = first > split_start ? first / kChunkKeys * kChunkKeys : split_start;
   return {start, at_most(item.key_end, split_start + kSplitKeys)};
 }
 
-// What rows see of the keys from `first_key` on.
+// The keys that rows see, relative to `first_key`.
 struct Seen {
   int begin, end;  // keys; both may lie outside of a chunk
 };
@@ -42,7 +42,7 @@ struct ItemRows {
     return {first_seen(a, first) - first_key, end_seen(a, item.row, last) - first_key};
   }
 
-  // Where a row has its elements in q, or with latents those of the values.
+  // The index in q of a row's first element; with latents, of the part that matches the values.
   std::int64_t place(int row) const {
     return (item.first_token + row / group) * a.q_stride + static_cast<std::int64_t>(head(row)) * a.value_dim;
   }

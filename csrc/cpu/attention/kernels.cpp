@@ -20,7 +20,7 @@ constexpr int kRowsOfItem = kTileItemRows;
 constexpr int kRowsOfItem = kItemRows;
 #endif
 
-// Memory of one task; everything lies at multiples of 64 bytes.
+// Scratch of one task; all arrays are aligned to 64 bytes.
 struct Scratch {
   float* queries;    // [rows / kScoreRows][units][kScoreRows]
   float* scores;     // [rows][chunk]
@@ -30,13 +30,13 @@ struct Scratch {
   ReaderScratch reader;
 };
 
-// Of the largest item, whatever the level that cut it.
+// Rows of the largest item at any level, rounded up to 16.
 int padded_rows(const Attention& a) {
   const int group = a.heads / a.kv_heads;
   return ((group > kTileItemRows ? group : kTileItemRows) + 15) / 16 * 16;
 }
 
-// Says where parts of the memory from `base` on lie, or with none only how many bytes they take.
+// Places the arrays in the memory from `base` on; with a null `base` only counts their bytes.
 class Layout {
  public:
   explicit Layout(std::uint8_t* base) : base_(base) {}
@@ -149,7 +149,7 @@ void relate(const Attention& a, const HeadRows& rows, int keys, float* products)
 }
 
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
-constexpr int kSharedRows = 8;  // of more rows than these, widening what all of them read once is faster
+constexpr int kSharedRows = 8;  // with more rows, it is faster to widen shared keys once
 
 template <class R>
 void attend_chunks(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
@@ -285,7 +285,7 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
   for (int r = 0; r < rows; ++r) {
     const float* sums = total.sums + r * a.layout.padded_value_dim;
     float factor = 1.0f, weight = total.weights[r];
-    if (a.sinks) {  // as a split behind all others, whose values are zero
+    if (a.sinks) {  // as a split after all others, with zero values
       const Floats before = all(total.maxima[r]), sink = all(a.sinks[item.kv_head * group + r % group] * kLog2E);
       const Floats top = maximum(before, sink);
       factor = first_lane(power_of_two<5>(sub(before, top)));

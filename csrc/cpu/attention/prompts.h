@@ -1,4 +1,4 @@
-// Attention within whole prompts, whose scores have something of the distance of query and key.
+// Attention within whole prompts, with biases of scores by the distance of query and key.
 #pragma once
 
 #include "tasks.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// Where whole prompts lie in a cache of their own, whose blocks are tiles, one prompt behind the other.
+// The layout of whole prompts in a temporary cache, whose blocks are tiles, one prompt after the other.
 struct PromptPlaces {
   std::vector<std::int32_t> starts, tables;
   std::vector<std::int64_t> slots;
@@ -36,8 +36,8 @@ DistanceBiases spread(const float* biases, int reach, int longest, int heads, fl
   return spread;
 }
 
-// What scores have of learned vectors of distances: the place of a query that stands -reach to reach tokens behind the
-// key, one of `count`. Both sides are attentions whose keys are the vectors, in a cache of tiles.
+// Terms of scores by learned vectors of distances (DeBERTa): for a query -reach to reach tokens after the key, the number
+// of its vector, one of `count`. Both sides are attentions whose keys are these vectors, in a cache of tiles.
 struct Distances {
   Attention of_queries, of_keys;  // what queries are multiplied with, and what keys are
   const std::int64_t* places;     // [2 * reach + 1]
@@ -46,7 +46,7 @@ struct Distances {
 
 std::int64_t padded_chunk(std::int64_t count) { return (count + kChunkKeys - 1) / kChunkKeys * kChunkKeys; }
 
-// Products of all keys of a head, and of the queries of an item, with `places` vectors; and what the item's scores have of them.
+// Products of all keys of a head, and of an item's queries, with `places` vectors; and the terms of the item's scores.
 std::int64_t disentangled_floats(int longest, int places) {
   return (padded_chunk(longest) + kItemRows) * padded_chunk(places) + kItemRows * padded_chunk(longest);
 }

@@ -1,4 +1,4 @@
-// Keys of a chunk as operands: read where they lie, or widened to a scratch that all rows of an item share.
+// Keys of a chunk as operands: read in place, or widened into a scratch buffer that all rows of an item share.
 #pragma once
 
 #include "item_rows.h"
@@ -22,7 +22,7 @@ struct ReaderScratch {
   float* key_units;    // [tiles][units][16], tiles `tile_units` apart
   float* value_units;  // [tiles][units][dim]
   float* last_value;   // [dim]: the last key's values where it is the first of a pair
-  float* key_factors;  // [chunk]: what the scores of each key are multiplied with
+  float* key_factors;  // [chunk]: factor of the scores of each key
   float* value_scales;
   int tile_units;
 };
@@ -31,13 +31,13 @@ struct ReaderScratch {
 struct Chunk {
   int low, high;
   const std::uint8_t* keys[kChunkTiles];
-  const std::uint8_t* next_keys[kChunkTiles];  // what to fetch from memory meanwhile
+  const std::uint8_t* next_keys[kChunkTiles];  // to be prefetched meanwhile
   Segment values[kChunkTiles];
   Segment last_value;  // no units unless the last key is the first of a pair
 };
 
-// Tile `t` of a chunk with `valid` keys. What lies behind those may be anything, NaN too: it is not read as a value, and
-// its scores are hidden.
+// Tile `t` of a chunk with `valid` keys. Data after these may be anything, also NaN: it is not read as a value, and its
+// scores are masked.
 template <class R>
 inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::uint8_t* next, int valid, float factor, int t,
                        const ReaderScratch& scratch, Chunk& chunk) {
@@ -47,7 +47,7 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
   const std::uint8_t *values = tile + side_bytes, *next_values = next + side_bytes;
   chunk.keys[t] = tile;
   chunk.next_keys[t] = next;
-  // values of a chunk side by side: the products on tiles go through two tiles of the cache at once
+  // values of a chunk are made adjacent, because a product of tiles takes two tiles of the cache
   float* value_units = scratch.value_units + t * kTileKeys / kPerUnit * dim;
   if constexpr (R::Products::kUsesTiles && !R::kIsWidened) {
     for (int i = 0; !is_latent && i < (valid + 1) / 2 * dim; i += kLanes) {
@@ -101,7 +101,7 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
   }
 }
 
-// The chunk from `first_key` on; `following` is the item whose first keys are fetched meanwhile where this one ends.
+// The chunk from `first_key` on; `following` is the item whose first keys are prefetched during the last chunk.
 template <class R>
 inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const AttentionItem& following, int first_key,
                          float factor, const ReaderScratch& scratch) {
@@ -123,7 +123,7 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
       std::memset(scratch.value_scales + t * kTileKeys, 0, kTileKeys * sizeof(float));
     }
   }
-  // what many queries share comes from the second-level cache after the first of them
+  // many queries share these, so all but the first read them from the second-level cache
   const bool brings = !R::Products::kUsesTiles || item.queries <= kScoreRows;
   for (int t = chunk.low; t < chunk.high; ++t) {
     const int key = first_key + t * kTileKeys;

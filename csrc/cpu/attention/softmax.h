@@ -58,7 +58,7 @@ inline float first_lane(Floats x) {
 #endif
 }
 
-// What bends the scores of one row.
+// Changes to the scores of one row: cap, slope, biases.
 struct Bend {
   float soft_cap;       // 0 for none
   float slope;          // of ALiBi, times log2 e
@@ -76,8 +76,8 @@ inline Bend bend_of(const Attention& a, int head, int first_key, int position) {
           own.table ? own.table + place + static_cast<std::int64_t>(position) * own.position_stride : nullptr};
 }
 
-// Turns raw products of one row into base-2 exponents, -inf where a key is hidden, and returns the largest. `factors`
-// holds the scale of each key, with log2 e unless a cap comes in between.
+// Turns raw products of one row into base-2 exponents, -inf where a key is masked, and returns the largest. `factors`
+// holds the scale of each key, times log2 e unless there is a cap.
 template <bool IsBent>
 inline float weigh(float* scores, const float* factors, int begin, int end, const Bend& bend) {
   const bool sees_all = begin <= 0 && end >= kChunkKeys;

@@ -1,4 +1,4 @@
-// The layout of the cache, and how attention is cut into tasks for the threads of a pool.
+// The layout of the cache, and the division of attention into tasks for the threads of a pool.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ int most_queries_of(const Attention& a, const AttentionKernels& kernels) {
   return std::max(1, kernels.item_rows / (a.heads / a.kv_heads));
 }
 
-// Head by head, for the keys of one are all that fits a cache; within a head those with the most keys first, so that the
-// last tasks of a region are short.
+// Head by head, because the cache holds the keys of only one; within a head, items with the most keys come first, so that
+// the last tasks of a region are short.
 std::vector<AttentionItem> plan_items(const Attention& a, const AttentionKernels& kernels) {
   const int most_queries = most_queries_of(a, kernels);
   std::vector<AttentionItem> items;
@@ -142,7 +142,7 @@ void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
 }
 
 void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels) {
-  // by tokens, then by heads: where blocks are fresh each thread waits for pages of its own
+  // by tokens, then by heads, so that each thread waits for page faults of its own in new blocks
   const int most = std::max(1, std::min(64, a.tokens)), parts = (a.tokens + most - 1) / most * a.kv_heads;
   if (a.k) cpu.pool.run_pieces(parts, std::max(1, 32 / most), [&](int begin, int end, int) {
     for (int i = begin; i < end; ++i) {

@@ -13,7 +13,7 @@ struct TileProducts : Bfloat16Products {
   static constexpr bool kUsesTiles = true;
 };
 
-// Memory of a task; everything lies at multiples of 64 bytes.
+// Scratch of a task; all arrays are aligned to 64 bytes.
 struct TileScratch {
   float* queries;            // [rows][units]
   float* scores[2];          // [32][chunk]; of a block of rows and of the next one
@@ -35,7 +35,7 @@ class TileAttention {
       scratch.positions[r] = rows_.position(r);
       float* const units = scratch.queries + r * units_;
       if (dim % 32 != 0) std::memset(units + dim / 2, 0, 8 * sizeof(float));
-      if (a.v && a.value_dim == dim) {  // they lie as operands already
+      if (a.v && a.value_dim == dim) {  // they are stored as operands already
         std::memcpy(units, static_cast<const bf16*>(a.q) + rows_.place(r), dim * sizeof(bf16));
         continue;
       }
@@ -51,7 +51,7 @@ class TileAttention {
   void attend(int start, int end, const AttentionItem& next) {
     const int rows = rows_.count();
     for (int key = start; key < end; key += kChunkKeys) {
-      // a single block leaves nothing to others, and reads values from the first-level cache
+      // a single block has no work to overlap, and reads values from the first-level cache
       const int side = rows <= kBlockRows ? 0 : key / kChunkKeys % 2;
       const ReaderScratch& reader = scratch_.readers[side];
       if (last_.reader == &reader || values_.values == reader.value_units) finish();
@@ -88,14 +88,14 @@ class TileAttention {
     last_ = block;
   }
 
-  // Does what is left of the blocks so far.
+  // Completes the pending work of earlier blocks.
   void finish() {
     if (last_.rows) weigh_and_multiply(last_);
     while (values_.steps()) values_.step(tiles_);
     last_.rows = 0;
   }
 
-  // Turns scores into weights, beside the products that are there to be done, and leaves those with the values.
+  // Turns scores into weights beside pending products, and leaves the products with the values pending.
   void weigh_and_multiply(const Block& block) {
     const int first = 2 * block.low * kTileKeys, last = 2 * block.high * kTileKeys;
     const float scale = find_maxima(block, first, last);
@@ -116,8 +116,8 @@ class TileAttention {
     values_ = {block.weights, block.reader->value_units, block.low, block.high, block.rows, dim_, sums};
   }
 
-  // Sets the maxima of rows, and the factors of what was summed up under the old ones; returns what scores are to be
-  // multiplied with. Of the keys [first, last) of the chunk, scores of hidden ones become -inf.
+  // Updates the maxima of rows, and the factors for sums under the old maxima; returns the factor of scores.
+  // Of the keys [first, last) of the chunk, scores of hidden ones become -inf.
   float find_maxima(const Block& block, int first, int last) {
     const bool bends = is_bent(a_), is_raw = !R::kHasScales && !bends;
     for (int start = 0; start < block.rows; start += kLanes) {

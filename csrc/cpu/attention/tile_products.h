@@ -46,7 +46,7 @@ class RowTiles {
     if (count > 3) tiles_.store<3>(sums + 48, row_bytes);
   }
 
-  // Adds rows times `count` columns, whose tiles column(0), column(1), ... say where they are.
+  // Adds rows times `count` columns; column(0), column(1), ... are the addresses of their tiles.
   template <class Column>
   void multiply(const float* rows, std::ptrdiff_t row_bytes, int bottom, int count, std::ptrdiff_t column_bytes,
                 const Column& column) {
@@ -69,8 +69,8 @@ class RowTiles {
   int rows_ = kBlockRows;
 };
 
-// scores[r][key] = sum over units of queries[r] * keys, for the tiles [tile, end) of a chunk. Meanwhile fetches what lies in
-// the same places from `ahead` on, unless it is the keys themselves.
+// scores[r][key] = sum over units of queries[r] * keys, for the tiles [tile, end) of a chunk. Meanwhile prefetches the same
+// places from `ahead` on, unless these are the keys themselves.
 struct ScoreSteps {
   const float* queries;  // [rows][units], units a multiple of a tile's depth
   int rows, units;
@@ -79,7 +79,7 @@ struct ScoreSteps {
   float* scores;  // [rows][kChunkKeys]
   int unit = 0;
 
-  // Of 32 rows; fewer are done earlier.
+  // Steps left with 32 rows; with fewer rows a step takes more columns, so that fewer are needed.
   int steps() const { return (end - tile + 1) / 2 * (units / kTileDepth); }
 
   void step(RowTiles& tiles) {
@@ -104,7 +104,7 @@ struct ScoreSteps {
 // sums[r] += sum over keys of weights[r] * values, for the groups [low, high) of 32 keys of a chunk.
 struct ValueSteps {
   const float* weights;  // [rows][kChunkKeys / 2]
-  const float* values;   // [kChunkKeys / 2][dim], with zeros for keys that are not there
+  const float* values;   // [kChunkKeys / 2][dim], zero for missing keys
   int low, high;
   int rows, dim;  // dim a multiple of 16
   float* sums;    // [rows][dim]

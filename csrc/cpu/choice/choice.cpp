@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kTaskKeys = 1024;
 
-// A number that is larger where the score is; zeros are equal, NaN is above all.
+// An integer with the order of the scores; zeros are equal, NaN is above all.
 std::uint32_t rank_of(float score) {
   if (std::isnan(score)) return UINT32_MAX;
   if (score == 0.0f) score = 0.0f;
@@ -27,7 +27,7 @@ std::uint32_t rank_of(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The `count`-th largest of the ranks, and how many are larger: by the counts of one byte after the other.
+// The `count`-th largest of the ranks, and how many are larger: by counting one byte of the ranks after the other.
 struct Least {
   std::uint32_t rank;
   int above;
@@ -47,8 +47,8 @@ Least least_chosen(const std::uint32_t* ranks, int seen, int count) {
   return {prefix, above};
 }
 
-// Numbers of the `count` best of the scores of `seen` keys, of equal ones the first, in ascending order. Scores become
-// their ranks.
+// Numbers of the `count` keys with the largest of `seen` scores, in ascending order; of equal scores the first. Overwrites
+// the scores with their ranks.
 void choose(float* scores, int seen, int count, std::int32_t* chosen) {
   if (seen <= count) {
     for (int i = 0; i < count; ++i) chosen[i] = std::min(i, seen - 1);
@@ -65,8 +65,8 @@ void choose(float* scores, int seen, int count, std::int32_t* chosen) {
     if (ranks[i] > least.rank || (ranks[i] == least.rank && equal-- > 0)) *chosen++ = i;
 }
 
-// Positions of the tokens of `chosen` keys, of which there are `count`, and of those behind the last key that the query
-// at `position` sees, then -1: `width` numbers, in the memory of the keys' numbers.
+// Positions of the tokens of the `count` keys in `chosen`, then of the tokens after the last key that the query at
+// `position` sees, then -1: `width` numbers, which overwrite the keys' numbers.
 void name_tokens(const Choice& a, int position, int count, int width, std::int32_t* chosen) {
   const int seen = keys_seen(a, position);
   int end = position + 1;

@@ -1,4 +1,4 @@
-// Scores of small keys, compiled once per level. A lane is a key: how wide vectors are changes no sum.
+// Scores of small keys, compiled once per level. A lane is a key, so the width of vectors changes no sum.
 #include "choice.h"
 
 #include "../vector.h"
@@ -14,7 +14,7 @@ std::int64_t choice_scratch_bytes(const Choice& a) {
   return (floats * static_cast<std::int64_t>(sizeof(float)) + 63) / 64 * 64;
 }
 
-// Keys of a tile in columns, [size][kScoredKeys]; those behind the last one repeat it.
+// Keys of a tile in columns, [size][kScoredKeys]; after the last key, it is repeated.
 template <class Element>
 void arrange_keys(const Choice& a, int first_key, int last_key, float* tile) {
   for (int key = 0; key < kScoredKeys; ++key) {

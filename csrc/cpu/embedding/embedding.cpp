@@ -1,4 +1,4 @@
-// Rows of a table as Python sees them. Copying bytes is the same at every level, and the C library knows how.
+// Rows of a table as Python sees them. Copying bytes is the same at every level: memcpy.
 #include <cstring>
 
 #include "../bindings.h"

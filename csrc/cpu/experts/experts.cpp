@@ -1,4 +1,4 @@
-// Mixtures of experts as Python sees them, and how their work is cut.
+// Mixtures of experts as Python sees them, and the division of their work into tasks.
 #include "experts.h"
 
 #include <algorithm>
@@ -97,7 +97,7 @@ struct Task {
   int first_panel, last_panel;
 };
 
-// Blocks in groups whose activations stay in a second-level cache; tiles take blocks by two.
+// Groups of blocks whose activations stay in a second-level cache; tiles take blocks in pairs.
 template <class Job>
 int blocks_per_group(const Job& job, int blocks) {
   const auto groups = static_cast<int>(divided_up<std::int64_t>(job.a.rows * job.depth_bytes(), kGroupBytes));
@@ -122,7 +122,7 @@ void cut_tasks(const std::vector<Job>& jobs, int threads, std::vector<Task>& tas
   }
 }
 
-// Brings the rows of x that lie apart side by side, and sets those of experts that are elsewhere to zero.
+// Makes the rows of x adjacent, and sets the results of experts on other ranks to zero.
 void place_rows(Cpu& cpu, const Rows& rows, char* gathered) {
   const int begin = rows.starts[rows.first], end = rows.starts[rows.first + rows.count];
   for (const auto& [from, to] : {std::pair(0, begin), std::pair(end, rows.pairs)})
@@ -138,7 +138,7 @@ void place_rows(Cpu& cpu, const Rows& rows, char* gathered) {
 template <class Job, class Make>
 void multiply_stack(Cpu& cpu, const Rows& rows, const Make& make) {
   const int begin = rows.starts[rows.first], end = rows.starts[rows.first + rows.count];
-  // a token alone has one row for all of its experts, each of which has a row at most unless a table names it twice
+  // a single token has one row for all of its experts, each of which has at most one row unless a table names it twice
   bool is_gathered = rows.per_token && rows.pairs > rows.per_token;
   for (int expert = rows.first; rows.per_token && expert < rows.first + rows.count; ++expert)
     is_gathered = is_gathered || rows.starts[expert + 1] - rows.starts[expert] > 1;

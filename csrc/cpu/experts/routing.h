@@ -25,7 +25,7 @@ struct Rule {
   bool corrects_logits;
 };
 
-// The places of the `count` largest of `values`, the largest first, of equal ones the first.
+// Indices of the `count` largest of `values`, in descending order, of equal ones the first.
 inline void take_largest(const float* values, int size, int count, int* places) {
   for (int at = 0; at < size; ++at) {
     if (at >= count && !(values[at] > values[places[count - 1]])) continue;
@@ -35,7 +35,7 @@ inline void take_largest(const float* values, int size, int count, int* places) 
   }
 }
 
-// Leaves experts of the best groups alone in `wanted`.
+// Keeps only experts of the best groups in `wanted`.
 inline void keep_groups(const Rule& rule, float* wanted, int experts) {
   const int size = experts / rule.groups;
   std::vector<float> best(rule.groups);
@@ -110,7 +110,7 @@ inline void route_token(const Rule& rule, const float* logits, const float* bias
   weigh_chosen(rule, factors, chosen, weights);
 }
 
-// To experts that are chosen already.
+// For experts that are chosen already.
 inline void route_token_to(const Rule& rule, const float* logits, const std::int64_t* table, int experts, float* weights, int* chosen) {
   const std::vector<float> scores = scores_of(rule, logits, experts);
   for (int i = 0; i < rule.top_k; ++i) weights[i] = scores[chosen[i] = static_cast<int>(table[i])];

@@ -1,4 +1,4 @@
-// Hyper-connections, by which blocks read several streams and write into them: octavo/ops/hyper.py.
+// Hyper-connections, by which blocks read and write several residual streams: octavo/ops/hyper.py.
 #pragma once
 
 #include "../types.h"
@@ -7,8 +7,8 @@ namespace octavo {
 
 constexpr int kMostHyperStreams = 8;
 
-// What blocks read and write of the streams, from products [rows, ...] that lie `stride` elements apart: those of reading,
-// then those of writing, then those of the matrix. Results are dense.
+// Weights by which blocks read and write the streams, from products [rows, ...], rows `stride` elements apart: those for
+// reading, then for writing, then for the matrix. Results are dense.
 struct HyperMixing {
   const float* products;
   std::int64_t stride;

@@ -22,7 +22,7 @@ void unmixed(int count, float* mix) {
   for (int i = 0; i < count * count; ++i) mix[i] = i % (count + 1) == 0 ? 1.0f : 0.0f;
 }
 
-// Divides `entries` numbers by their sum and eps, which is added in their order.
+// Divides `entries` numbers by their sum, added in their order, plus eps.
 inline void share_out(Floats* first, int step, int entries, float eps) {
   Floats total = first[0];
   for (int i = 1; i < entries; ++i) total = add(total, first[i * step]);
@@ -30,7 +30,7 @@ inline void share_out(Floats* first, int step, int entries, float eps) {
   for (int i = 0; i < entries; ++i) first[i * step] = div(first[i * step], total);
 }
 
-// Matrices of up to kLanes rows at once: a lane is a row, so that one has the same bits alone.
+// Matrices of up to kLanes rows at once: a lane is a row, so that a row has the same bits alone.
 void mix_rows(const HyperMixing& a, int begin, int rows) {
   const int n = a.count, entries = n * n;
   alignas(64) float lanes[kMostEntries * kLanes] = {};

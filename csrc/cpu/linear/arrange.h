@@ -1,4 +1,4 @@
-// Activations for products by vectors: the units of a block's rows side by side.
+// Rearranges activations for products by vectors: the units of a block's rows become adjacent.
 #pragma once
 
 #include "../transpose.h"
@@ -45,7 +45,7 @@ void arrange_units(const LinearProduct& a, void* activations, int start, int row
     transpose(x);
     for (int i = 0; i < count; ++i) {
       float* line = to + (unit + i) * rows;
-      // what spills over is written again by the lines that follow
+      // the following lines overwrite what is written beyond the end
       if ((unit + i) * rows + kLanes <= last * rows) {
         store(line, x[i]);
       } else {

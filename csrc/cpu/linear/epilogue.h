@@ -1,4 +1,4 @@
-// What becomes of the sums of rows in one panel.
+// From the sums of rows in one panel to the result.
 #pragma once
 
 #include "../epilogue.h"

@@ -1,4 +1,4 @@
-// Linear layers in bfloat16 and float32 as Python sees them, and how their work is cut.
+// Linear layers in bfloat16 and float32 as Python sees them, and the division of their work into tasks.
 #include "linear.h"
 
 #include <algorithm>
@@ -27,7 +27,8 @@ constexpr double kByteNs = 0.03, kMultiplyNs = 0.01;
 // Activations that a task rearranges.
 constexpr std::int64_t kArrangedBytes = 16 << 10;
 
-// Blocks of rows in groups whose activations stay in a second-level cache while panels go by; tiles take blocks by two.
+// Groups of blocks of rows whose activations stay in a second-level cache while panels are streamed; tiles take blocks in
+// pairs.
 int blocks_per_group(const LinearWeight& weight, int inputs, int rows, int blocks, std::int64_t group_bytes) {
   const std::int64_t bytes = static_cast<std::int64_t>(rows) * inputs * weight.element_bytes();
   const int wanted_groups = static_cast<int>(divided_up(bytes, group_bytes));

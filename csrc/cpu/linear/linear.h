@@ -46,9 +46,9 @@ struct LinearProduct {
 // block's rows in each step.
 struct LinearKernels {
   RowBlocks (*blocks)(const LinearProduct&);
-  // Bytes that rearranged activations take for each row; 0 where x itself serves.
+  // Bytes of rearranged activations for each row; 0 where x is used as it is.
   std::int64_t (*activation_row_bytes)(const LinearProduct&);
-  // Of a row, that are read again and again while panels go by.
+  // Bytes of a row that are read again for each panel.
   int (*inputs_at_once)(const LinearWeight&);
   // Rearranges part `part` of `parts` of one block.
   void (*arrange)(const LinearProduct&, void* activations, int block, int part, int parts);

@@ -1,7 +1,7 @@
 // Products by tiles: 32 rows by a panel at a time, in steps of 32 inputs, for any number of rows.
 //
-// A product of tiles takes 32 inputs into each of its sums, which stay in the tiles from the first input to the last. So a
-// row's bits do not depend on its neighbours.
+// A product of tiles adds 32 inputs to each of its sums, which stay in the tiles from the first input to the last, so a
+// row's bits do not depend on other rows.
 #pragma once
 
 #include "../tiled_pairs.h"
@@ -60,8 +60,8 @@ class TiledLinear {
         pairs_((last_block - first_block + 1) / 2), keeps_(2 * pairs_ <= kKeptSums),
         depth_(pairs_ > 1 && keeps_ ? tile_depth(a.weight) : steps_), streams_(keeps_ && can_stream(a)) {}
 
-  // Where inputs are many they are taken part by part, so that those of all rows stay in the cache, and the sums of some
-  // panels are kept meanwhile.
+  // Many inputs are processed part by part, so that those of all rows stay in the cache; the sums of some panels are
+  // kept meanwhile.
   void multiply(int first_panel, int last_panel) {
     const int width = depth_ == steps_ ? 2 : kKeptSums / pairs_ / 2 * 2;
     for (begin_ = first_panel; begin_ < last_panel; begin_ = end_) {
@@ -113,7 +113,7 @@ class TiledLinear {
     if (other <= panel) left_ = {sums_at(pair, other), sums, a_.weight.gated ? panel / 2 : panel, start, top + bottom};
   }
 
-  // Part `part` of `parts` of the rows of the pair before: what vectors do takes no time of the tiles then.
+  // Part `part` of `parts` of the rows of the previous pair, so that vectors work while tiles multiply.
   void stream_some(int part, int parts) const {
     const int most = (left_.rows + parts - 1) / parts, first = part * most, rest = left_.rows - first;
     if (rest <= 0) return;
@@ -131,7 +131,7 @@ class TiledLinear {
     return sums_[streams_ || depth_ < steps_ ? (panel - begin_) * pairs_ + pair : 0];
   }
 
-  // A pair of blocks whose sums have yet to become lines of the result.
+  // A pair of blocks whose sums are not yet stored as lines of the result.
   struct Left {
     const float *low, *high;
     int line, start, rows;

@@ -1,7 +1,7 @@
 // Products by vectors: columns lie in lanes, and each output is one chain of multiply-adds along the inputs.
 //
-// However many rows and panels are computed together, a chain is the same sequence of the same instructions: that is
-// what makes a row's bits independent of its neighbours.
+// However many rows and panels are computed together, a chain is the same sequence of the same instructions: so a row's
+// bits do not depend on other rows.
 #pragma once
 
 #include <cstring>
@@ -13,10 +13,10 @@ namespace octavo {
 namespace {
 
 // How far ahead of its use a line of weights is prefetched. With few rows the processor, which sees one ascending stream,
-// does better by itself: 33 of 34 GB/s measured on a Zen 4 core, against 23 with any prefetch.
+// prefetches better by itself: 33 of 34 GB/s measured on a Zen 4 core, but 23 with any software prefetch.
 constexpr int prefetch_bytes(int rows) { return rows >= 7 ? 16384 : 0; }
 
-// What activations are made of: 32 bits, a float32 or a pair of bfloat16. A block of rows is kept as the units of all its
+// A unit of activations: 32 bits, one float32 or a pair of bfloat16. A block of rows is kept as the units of all its
 // rows side by side, for each of its units in a row in turn.
 using Unit = std::uint32_t;
 inline float as_float(Unit unit) {
@@ -91,8 +91,8 @@ struct SingleFloats {
 };
 
 // sums [kRows][32] += activations [steps · lines · units][kRows] times kColumns columns of a panel; from zero at first.
-// Weights are read in the order in which they lie, a tile after the other: a stream in any other order reaches a third
-// of the memory's speed.
+// Weights are read in the order of memory, one tile after the other: any other order reaches a third of the memory
+// bandwidth.
 template <class Arithmetic, int kRows, int kColumns>
 inline void accumulate(const Unit* a, const char* weight, int steps, bool is_first, float* sums) {
   constexpr int kVectors = kColumns / kLanes, kAhead = prefetch_bytes(kRows);
@@ -129,8 +129,8 @@ inline void accumulate(const Unit* a, const char* weight, int steps, bool is_fir
     for (int row = 0; row < kRows; ++row) store(sums + row * kPanelColumns + v * kLanes, sum[v][row]);
 }
 
-// How many rows the registers hold sums of, besides what these are made from; how many columns go through the registers
-// at a time; and, where that is half a panel, after how many steps the other half has its turn on the same weights.
+// The rows whose sums fit the registers beside the operands; the columns that are computed at a time; and, where that is
+// half a panel, the steps after which the other half is computed with the same weights.
 #if defined(__AVX512F__)
 template <class Arithmetic>
 constexpr int kMostRows = sizeof(typename Arithmetic::Weights) > sizeof(Floats) ? 12 : 14;

@@ -1,4 +1,4 @@
-// What adapters add to a product: scale · B · A · x, for each row with the matrices of its own adapter.
+// The addend of adapters (LoRA) for a product: scale · B · A · x, for each row with the matrices of its own adapter.
 #pragma once
 
 #include "../types.h"

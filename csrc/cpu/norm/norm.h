@@ -5,8 +5,8 @@
 
 namespace octavo {
 
-// x, residual, sum and out are [rows, dim] of `type`. In x, `heads` rows lie side by side, and the next ones `x_stride`
-// elements behind their first; the others are dense.
+// x, residual, sum and out are [rows, dim] of `type`. In x, `heads` rows are adjacent, and such groups are `x_stride`
+// elements apart; the others are dense.
 struct RmsNorm {
   const void* x;
   const void* residual;  // null: nothing is added
@@ -19,7 +19,7 @@ struct RmsNorm {
   Type type;
 };
 
-// The same with the mean taken away first, and a bias.
+// Layer norm: the mean is subtracted first, and there is a bias.
 struct LayerNorm {
   const void* x;
   const void* residual;  // null: nothing is added

@@ -9,7 +9,7 @@ namespace {
 // Enough independent sums to hide the latency of every instruction below, few enough for sixteen registers.
 constexpr int kSums = 12;
 
-// The compiler must take `x` as read: or it would drop the work.
+// Makes the compiler assume that `x` is read, because it would drop the work otherwise.
 #if defined(__AVX512F__)
 #define OCTAVO_TOUCH(x) asm volatile("" : : "v"(x))
 #else
@@ -58,7 +58,7 @@ std::int64_t number(Integers x) {
   return _mm_extract_epi64(half, 0) | _mm_extract_epi64(half, 1);
 }
 
-// Without dot products of bytes: products of two pairs, sums of two of them, and the sum.
+// Without dot-product instructions for bytes: vpmaddubsw, vpmaddwd and an addition.
 std::int64_t compute_int8(std::int64_t count) {
   const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_set1_epi16(1);
   return repeat(ones, 64, count, [&](__m256i sum) {

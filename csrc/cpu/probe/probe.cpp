@@ -21,7 +21,7 @@ void bind_probe(nb::class_<Cpu>& cpu) {
   cpu.def(
       "probe_read",
       [](Cpu& cpu, Address from, std::int64_t bytes, int repeats, int parts) {
-        // what the loads read is stored where the compiler cannot see that it is not used
+        // the result is stored, because the compiler would drop the loads otherwise
         std::vector<std::int64_t> found(parts);
         cpu.pool.run(parts, [&](int part, int) {
           const std::int64_t share = bytes / parts / 1024 * 1024;

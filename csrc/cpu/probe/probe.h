@@ -1,4 +1,4 @@
-// What the machine can do at best: plain reads and arithmetic from registers, which benchmarks measure kernels against.
+// The highest rates of the machine, for plain reads and for arithmetic between registers; benchmarks compare kernels with them.
 #pragma once
 
 #include "../types.h"

@@ -1,8 +1,8 @@
 // Activations as 8-bit codes: a scale per row, codes in the order in which the products read them.
 //
-// Included only by units of one level. A block is a few rows that are multiplied together; its codes lie quad by quad of
-// K, and inside a quad row by row, 4 bytes each: one pointer walks them while a panel streams by. What a row's codes,
-// scale and sums are depends on that row alone.
+// Included only by units of one level. A block is a few rows that are multiplied together; its codes are stored quad by
+// quad of K, and inside a quad row by row, 4 bytes each, so that one pointer traverses them with a panel. A row's codes,
+// scale and sums depend on that row alone.
 #pragma once
 
 #include "../vector.h"
@@ -34,7 +34,7 @@ inline RowBlocks vector_blocks(const QuantizedLinear& a) {
 
 #if defined(__AVX512F__)
 
-// The largest bits of |x|: infinities and NaN are above all numbers, and the order of comparing does not matter.
+// The largest bits of |x|, in any order of comparison: infinities and NaN are above all numbers.
 template <class Element>
 std::int32_t largest_bits(const Element* x, int count) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -47,16 +47,16 @@ std::int32_t largest_bits(const Element* x, int count) {
   return _mm512_reduce_max_epi32(most);
 }
 
-// The codes of a step, in one store: what is read next is all of them.
+// The codes of a step in one store, because the next load reads all of them.
 inline void store_step(std::int8_t* out, const Floats (&x)[4]) {
   const __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
   const __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
-  // packing goes by lanes of 128 bits, each of which has four codes of every vector now
+  // packing works in lanes of 128 bits, each of which now has four codes of every vector
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
 }
 
-// What each quad of 64 codes adds up to.
+// The sum of each quad of 64 codes.
 inline void quad_sums(const std::int8_t* codes, std::int32_t* sums) {
   const __m512i ones = _mm512_set1_epi8(1);
   _mm512_storeu_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, _mm512_loadu_si512(codes)));
@@ -112,8 +112,8 @@ constexpr std::int32_t kInfinityBits = 0x7f800000;
 
 constexpr float kHalfBase = 254.0f;  // a code of 16 bits is this times one of 8 bits, plus another
 
-// 64 codes of a row from `x` on, of which `count` are there: the nearest integers to x * factor, ties to even. With `low`
-// they are parted.
+// 64 codes of a row from `x` on, of which `count` exist: the nearest integers to x * factor, ties to even. With `low`
+// they are split into two codes.
 template <class Element>
 void quantize_step(const Element* x, int count, float factor, std::int8_t* out, std::int8_t* low = nullptr) {
   constexpr int kVectors = kStepDepth / kLanes;
@@ -132,7 +132,7 @@ void quantize_step(const Element* x, int count, float factor, std::int8_t* out, 
 }
 
 // Quantises one row into one or two rows of codes. `place(half, step, codes)` takes 64 codes, `sum(half, group, value)`
-// what the codes of a group add up to.
+// the sum of the codes of a group.
 template <class Element, class Place, class Sum>
 float quantize_row(const Element* x, const QuantizedWeight& weight, const Place& place, const Sum& sum) {
   const std::int32_t bits = largest_bits(x, weight.inputs);

@@ -1,6 +1,6 @@
 // Products of the codes of one unit, added up, and what they need of each level: vectors, and codes out of nibbles.
 //
-// Included only by units of one level. Integers are summed in any order, for that is exact.
+// Included only by units of one level. Integers are summed in any order, which is exact.
 #pragma once
 
 #include <utility>
@@ -10,8 +10,8 @@
 namespace octavo {
 namespace {
 
-// How far ahead a block of so many rows prefetches the panel, which streams from memory when few rows use it. The best
-// distance grows with the time that a line is worked on; found by measuring. With AVX2, which works longer on a line, 4 KiB
+// How far ahead a block of so many rows prefetches the panel, which comes from memory when few rows use it. The best
+// distance, found by measuring, grows with the time of computing on a line. With AVX2, which works longer on a line, 4 KiB
 // and more take up to twice as long as 512 bytes.
 constexpr int ahead_of([[maybe_unused]] Kind kind, [[maybe_unused]] int rows) {
 #if !defined(__AVX512F__)
@@ -21,7 +21,7 @@ constexpr int ahead_of([[maybe_unused]] Kind kind, [[maybe_unused]] int rows) {
   return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192;
 }
 
-// Inlined at once: a call is taken for one without effects, and dropped.
+// Always inlined, because the compiler drops a call as one without effects.
 [[gnu::always_inline]] inline void prefetch(const std::uint8_t* line) {
   _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
 }
@@ -75,7 +75,7 @@ inline void widen(__m512i line, __m512i& low, __m512i& high) {
   }
 }
 
-// Blocks of so many rows wait for memory more than for products.
+// Whether blocks of so many rows are bound by memory rather than by products.
 constexpr int kStreamRows = 8, kStreamGroupRows = 3;
 
 // A product waits four cycles for the one before it in the same sum: few rows take several sums each.
@@ -110,7 +110,7 @@ template <int kRows, Kind kKind, bool kIsChannel, int kChains>
       codes += 16 * kRows;
     } while (codes != end);
   } else if constexpr (kRows <= (kIsChannel ? kStreamRows : kStreamGroupRows)) {
-    // one stream in the order of memory, which is what few rows wait for
+    // one stream in the order of memory, because few rows are bound by it
     const auto add_half = [&](auto half) {
       const std::int8_t* quads = codes;
       do {
@@ -191,7 +191,7 @@ constexpr int kMostGroupChains = 1;
 
 #define OCTAVO_INLINED __attribute__((always_inline))
 
-// change(0), change(1) and so on, with numbers that are constants from the start: an array that they index is registers.
+// change(0), change(1) and so on, with constants, so that the compiler keeps an array that they index in registers.
 template <int kCount, class Change>
 [[gnu::always_inline]] inline void for_each(const Change& change) {
   [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) OCTAVO_INLINED {
@@ -222,7 +222,7 @@ template <int kRows, Kind kKind, int kVectors, int kFirst, int kAhead>
           const __m256i x = _mm256_set1_epi32(quad_at(codes, row));
           low[row][i] = _mm256_add_epi16(low[row][i], _mm256_maddubs_epi16(low_codes, x));
           high[row][i] = _mm256_add_epi16(high[row][i], _mm256_maddubs_epi16(high_codes, x));
-          // one row after the other: all products first, which gcc takes for faster, need more registers than there are
+          // one row after the other: gcc would compute all products first, which needs more registers than there are
           asm volatile("" : "+x"(low[row][i]), "+x"(high[row][i]));
         });
       });

@@ -1,4 +1,4 @@
-// What becomes of the sums of rows in one panel: the halves of 16-bit codes meet, and each row has a scale.
+// From the sums of rows in one panel to the result: adds the halves of 16-bit codes, and applies each row's scale.
 #pragma once
 
 #include "../epilogue.h"
@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-// Rows [start, start + rows) of the result in one panel's columns; sums is [code rows][32], and is spoilt.
+// Rows [start, start + rows) of the result in one panel's columns; sums is [code rows][32], and is overwritten.
 inline void write_rows(const QuantizedLinear& a, int panel, int start, int rows, float* sums,
                        [[maybe_unused]] bool streams = false) {
   if (a.weight.format.codes_per_input() == 2)

@@ -8,8 +8,8 @@
 namespace octavo {
 namespace {
 
-// A group's scale is its extreme value over minus one of these, rounded to bfloat16: the one with the least squared error
-// is kept. 8 takes the extreme value to the end of the codes, which reach from -8 to 7; more clips it.
+// A group's scale is its extreme value divided by minus one of these, rounded to bfloat16; the one with the least squared
+// error is kept. 8 maps the extreme value to the lowest code, -8; larger ones clip it.
 constexpr float kDivisors[] = {8.0f, 7.5f, 8.5f, 9.0f, 10.0f};
 constexpr int kMostGroup = 128;
 
@@ -71,7 +71,7 @@ inline bf16 quantize_group(const float* x, int count, float most, float least, s
   return best;
 }
 
-// 64 bytes along K of one column into a step's tile.
+// Writes 64 bytes along K of one column into a step's tile.
 inline void place_column(std::uint8_t* tile, int lane, const std::uint8_t* bytes) {
   for (int quad = 0; quad < kStepDepth / 4; ++quad) std::memcpy(tile + quad * 64 + lane * 4, bytes + quad * 4, 4);
 }

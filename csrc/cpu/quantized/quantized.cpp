@@ -1,4 +1,4 @@
-// Linear layers with quantised weights as Python sees them, and how their work is cut.
+// Linear layers with quantised weights as Python sees them, and the division of their work into tasks.
 #include "quantized.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ const QuantizedKernels& quantized_kernels(Level level) {
 
 namespace {
 
-// A task's share of one call: long enough that a stream from memory gets going, short enough that threads end together.
+// A task's share of one call: long enough for streaming from memory, short enough for threads to end together.
 constexpr double kTaskNanoseconds = 12e3;
 // Rough costs: of streaming a byte of weights, and of a multiply-add.
 constexpr double kByteNanoseconds = 0.03, kMultiplyNanoseconds = 0.005;
@@ -40,7 +40,8 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
   const int count = blocks.count(), panels = a.weight.columns().panels(), threads = cpu.pool.threads();
 
-  // groups of whole blocks, whose activations stay in a second-level cache while panels go by; tiles take blocks by two
+  // groups of whole blocks, whose activations stay in a second-level cache while panels are streamed; tiles take blocks in
+  // pairs
   const std::int64_t group_bytes = resident_bytes(cpu.level) / 2;
   const std::int64_t codes_bytes = a.code_rows() * a.weight.depth();
   const int wanted_groups = static_cast<int>(divided_up(codes_bytes, group_bytes));

@@ -1,7 +1,7 @@
 // Sums of products of codes: a block of rows times a panel of 32 columns.
 //
-// Included only by units of one level. Integers are summed in any order, for that is exact; a sum in float32 runs over
-// the groups from first to last, product rounded and then added, on every level and for every number of rows.
+// Included only by units of one level. Integers are summed in any order, which is exact. A sum in float32 runs over the
+// groups from first to last, each product rounded and then added, at every level and for every number of rows.
 #pragma once
 
 #include "dots.h"
@@ -21,8 +21,8 @@ inline Floats load_scales(Scales type, const std::uint8_t* from, int column) {
   }
 }
 
-// totals += sums of a group's codes, by its zero points, scales and minimums. `sum` gives the sums of (row, part), and
-// `change` puts what it is given for a total in its place.
+// totals += sums of a group's codes, with its zero points, scales and minimums. `sum` returns the sums of (row, part), and
+// `change` updates a total.
 template <class Sum, class Change>
 [[gnu::always_inline]] inline void add_group(const CodeFormat& format, const GroupTail& tail, int rows,
                                              const std::int32_t* row_sums, const Sum& sum, const Change& change) {
@@ -51,7 +51,7 @@ template <class Sum, class Change>
   }
 }
 
-// The integer sums of codes, from what they begin with on.
+// The integer sums of codes, and their start values.
 template <int kRows, Kind kKind, bool kIsChannel, int kChains>
 [[gnu::always_inline]] inline void sum_units(const std::int8_t*& codes, const std::uint8_t*& panel, int units, int depth,
                                              int offset, const std::int32_t* row_sums,
@@ -89,7 +89,7 @@ void channel_sums(const QuantizedWeight& weight, const std::int8_t* codes, const
 }
 
 // sums [kRows][32] = Σ over groups of scale · (codes of the block · codes of the panel in the group). Every loop runs at
-// least once: then sums stay in registers behind it.
+// least once, so that the compiler keeps sums in registers after it.
 template <int kRows, Kind kKind>
 void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const std::int32_t* row_sums,
                 const std::uint8_t* panel, float* sums) {
@@ -117,7 +117,7 @@ void group_sums(const QuantizedWeight& weight, const std::int8_t* codes, const s
     for (int part = 0; part < kParts; ++part) store(sums + row * kPanelColumns + part * kLanes, totals[row][part]);
 }
 
-// totals [rows][32] += factor · sums of a block, minus factor · (what the rows add up to in its groups · minimums). The
+// totals [rows][32] += factor · sums of a block, minus factor · (sums of the rows in its groups · minimums). The
 // row sums of a group lie `stride` apart. `sum` gives the sums of (row, part).
 template <class Sum>
 [[gnu::always_inline]] inline void add_factors(const QuantizedWeight& weight, const std::uint8_t* block, int rows,
@@ -187,7 +187,7 @@ void factor_sums(const QuantizedWeight& weight, const std::int8_t* codes, const 
   } while (--blocks);
 }
 
-// As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is taken off where there is one.
+// As add_group for sums [rows][32] in memory, from which `offset` times the row's sum is subtracted, if there is one.
 template <bool kHasOffset>
 void add_sums(const CodeFormat& format, const GroupTail& tail, int rows, const std::int32_t* row_sums, int offset,
                      const std::int32_t* sums, float* totals) {

@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-// Rows of codes from which on tiles are no slower than vectors, as measured. Vectors widen 4-bit codes again for every few
+// Rows of codes from which on tiles are at least as fast as vectors, as measured. Vectors widen 4-bit codes again for every few
 // rows; short groups fill a part of the tiles.
 inline int fewest_tile_rows(const QuantizedWeight& weight) {
   if (weight.unit_depth() < kStepDepth) return 9;
@@ -35,7 +35,7 @@ inline void quantize_tiles(const QuantizedLinear& a, int block) {
   });
 }
 
-// Codes that were widened are signed, and lie in the first-level cache.
+// Widened codes are signed, and are in the first-level cache.
 template <bool kIsWidened>
 struct CodesDot {
   template <int kC, int kA, int kB>
@@ -72,7 +72,7 @@ class TiledProduct {
         sums_(reinterpret_cast<std::int32_t*>(sums + code_rows(first_block, last_block) * kPanelColumns)),
         scaled_(sums_ + code_rows(first_block, last_block) * kPanelColumns) {}
 
-  // `next` is how far away the panel after this one is, 0 where there is none; nobody has asked for the first one.
+  // `next` is the distance in bytes to the next panel, 0 for none; the first panel is not prefetched.
   void multiply(int panel, std::int64_t next, bool is_first) {
     panel_ = panel, next_ = next, is_first_ = is_first;
     const int units = is_wide_ || units_ < kUnitsTogether ? units_ : kUnitsTogether;
@@ -83,7 +83,7 @@ class TiledProduct {
                       units_ - unit < units ? units_ - unit : units);
   }
 
-  // Whatever was streamed is to be seen by other threads.
+  // Makes streaming stores visible to other threads.
   void end() const {
     if (streams_) _mm_sfence();
   }

@@ -1,4 +1,4 @@
-// Products of blocks of rows by vectors: every sum stays in a register while the panel streams by.
+// Products of blocks of rows by vectors: every sum stays in a register while the panel is streamed.
 //
 // Included only by units of one level.
 #pragma once

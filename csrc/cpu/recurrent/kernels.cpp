@@ -79,7 +79,7 @@ struct ScanInputs {
   alignas(64) float queries[kRunTokens][kMostKeyDim];
 };
 
-// Advances the states of up to kLanes channels, rows of kLanes. Sums go in two turns, as in `advance_chunk`.
+// Advances the states of up to kLanes channels, rows of kLanes. Two sums are added in turn, as in `advance_chunk`.
 template <class Element>
 void scan_channels(const SelectiveScan& a, const ScanInputs& in, std::int64_t first, int tokens, int channel, int count,
                    const float* rates, float* state) {
@@ -109,7 +109,7 @@ void scan_of(const SelectiveScan& a, int row_index, int begin, int end) {
   if (row.count == 0) return;
   ScanInputs in;
   alignas(64) float rates[kMostKeyDim * kMostChannels], states[kMostKeyDim * kMostChannels];
-  // rows of the state are copied one after the other, as memory is read ahead
+  // rows of the state are copied in ascending order, which the hardware prefetches
   const auto for_rows = [&](const auto& copy) {
     for (int i = 0; i < a.state_size; ++i)
       for (int channel = begin; channel < end; channel += kLanes)

@@ -1,5 +1,5 @@
-// The gated delta rule and Mamba2's recurrence: several tokens over columns of a head's matrix in a near cache, or one token
-// over the matrix where it lies.
+// The gated delta rule and Mamba2's recurrence: several tokens over columns of a head's matrix copied to the first-level
+// cache, or one token over the matrix in place.
 #pragma once
 
 #include "../vector.h"
@@ -78,7 +78,7 @@ void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, He
   }
 }
 
-// Sums over rows in two turns, even and odd ones, so that no addition waits for the one before.
+// Sums over even and over odd rows, so that no addition waits for the previous one.
 template <class Element, bool kIsDelta, bool kByKey>
 void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int64_t first, int tokens, int column,
                    float* state) {
@@ -129,8 +129,8 @@ void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int
 
 constexpr int kStripColumns = 128;
 
-// One token of columns [begin, end), whose state is read where it lies and written where it is kept, row by row: memory is
-// the bound. Products and sums are those of `advance_chunk`, in the same order.
+// One token of columns [begin, end), whose state is read and written in place, row by row: it is bound by
+// memory. Products and sums are those of `advance_chunk`, in the same order.
 template <class Element, bool kIsDelta, bool kByKey>
 void advance_token(const Recurrence& a, const HeadInputs& in, int head, std::int64_t token, int begin, int end,
                    const float* from, float* to) {
@@ -191,7 +191,7 @@ void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) 
   HeadInputs in;
   alignas(64) float memory[kMostHeadFloats + kMostKeyDim * kColumns];
   const std::int64_t head_floats = static_cast<std::int64_t>(a.key_dim) * a.value_dim;
-  // the matrix of a short row passes through the nearest cache chunk by chunk; that of a long one stays
+  // the matrix of a row of few tokens passes through the first-level cache chunk by chunk; that of a long one stays
   const bool is_short = row.run_length(0, kRunTokens) == row.count;
   const float* initial = row.initial();
   if (float* target = row.target(1); row.count == 1 && initial && target) {

@@ -32,7 +32,7 @@ void run_convolution(Cpu& cpu, const Convolution& a, const RecurrentKernels& ker
 
 void run_recurrence(Cpu& cpu, const Recurrence& a, const RecurrentKernels& kernels) {
   const int chunks = divided_up(a.value_dim, kernels.columns), heads = a.rows.rows * a.heads;
-  // keys and gates are made once for all columns of a task: heads are cut only where there are too few
+  // keys and gates are computed once for all columns of a task, so heads are divided only if there are too few
   const int parts = heads < 2 * cpu.pool.threads() ? chunks : 1;
   cpu.pool.run_pieces(heads * parts, 1, [&](int begin, int end, int) {
     for (int i = begin; i < end; ++i) {

@@ -1,13 +1,13 @@
 // Recurrent layers: a short causal convolution, a decaying sum of outer products (gated delta rule, Mamba2, Mamba), and the
-// norm behind them. A sequence is computed token by token, so that its cut into steps changes no bit; channels, and columns
-// of a head's matrix, are independent of each other and are what threads share.
+// norm behind them. A sequence is computed token by token, so that its division into steps changes no bit. Threads share
+// the work by channels, and by columns of a head's matrix, which are independent of each other.
 #pragma once
 
 #include "../types.h"
 
 namespace octavo {
 
-// The part of a layer's states that a kernel reads and writes, and where the rows of a step keep them.
+// The part of a layer's states that a kernel reads and writes, and the blocks of the rows of a step.
 //
 // Block `table[p / block_size]` holds the state after its last computed token p. A row whose first token has position c
 // starts from block `table[(c - 1) / block_size]`, or from zeros where c is 0. It writes the state after the last token

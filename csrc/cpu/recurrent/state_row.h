@@ -1,4 +1,4 @@
-// Where the tokens of a row find their state, and where they leave it.
+// Where a row reads its state from, and where it writes it.
 #pragma once
 
 #include "recurrent.h"
@@ -16,7 +16,7 @@ struct StateRow {
       : all(rows), table(rows.block_tables + row * rows.table_stride), first_token(rows.query_starts[row]),
         count(rows.query_starts[row + 1] - first_token), context(rows.sequence_lengths[row] - count) {}
 
-  // What the row starts from, or null for zeros.
+  // The state that the row starts from, or null for zeros.
   const float* initial() const { return context == 0 ? nullptr : at(context - 1); }
 
   // How many of the tokens from `done` on, at most `most`, end before the next place where the state may be written.

@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-// What the elements of a head are multiplied by, but for the weight: 1 without a norm.
+// The factor of a head's norm, without its weight; 1 without a norm.
 template <class Element>
 float scale_of(const Element* x, const Element* weight, int dim, float eps) {
   if (!weight) return 1.0f;
@@ -54,7 +54,7 @@ void rotate_heads(const Rotary& a, const RotaryHeads& heads, int token, const fl
   const Element* weight = static_cast<const Element*>(heads.weight);
   Element* out = static_cast<Element*>(heads.out) + static_cast<std::int64_t>(token) * heads.count * a.dim;
   const int half = a.rotated / 2;
-  // all of them before the first turn: roots and quotients of many heads overlap
+  // all norms before the first rotation, so that roots and quotients of many heads overlap
   float* scales = static_cast<float*>(__builtin_alloca(heads.count * sizeof(float)));
   for (int head = 0; head < heads.count; ++head) scales[head] = scale_of(x + head * a.dim, weight, a.dim, a.eps);
   for (int head = 0; head < heads.count; ++head, x += a.dim, out += a.dim) {
@@ -84,8 +84,8 @@ void rotary(const Rotary& a, int begin, int end) {
 }
 
 // Cosine and sine of an angle of any size below 2^30, to one unit in the last place: the nearest multiple of a quarter
-// turn is taken away in double precision, the rest goes into the polynomials of the Cephes library (public domain).
-// Written for the compiler to make vectors of: nothing is summed up, so their width changes no bit.
+// turn is subtracted in double precision, and the polynomials of the Cephes library (public domain) take the rest.
+// The compiler vectorises it; there are no sums, so the width of vectors changes no bit.
 inline void turn(float angle, float& cosine, float& sine) {
   constexpr double kQuartersPerRadian = 0.63661977236758134308, kQuarter = 1.57079632679489661923;
   const double quarters = __builtin_rint(static_cast<double>(angle) * kQuartersPerRadian);

@@ -1,4 +1,4 @@
-// Rotary position embedding of queries and keys, with the norm of each head that some models put before it.
+// Rotary position embedding of queries and keys, after the norm of each head that some models have.
 #pragma once
 
 #include "../types.h"

@@ -21,7 +21,8 @@ inline Lanes at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP
 inline Lanes above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 inline Floats floats_of(Words x) { return _mm512_cvtepu32_ps(reinterpret_cast<__m512i>(x)); }
 inline Words load_words(const int* p) { return reinterpret_cast<Words>(_mm512_loadu_si512(p)); }
-// The chosen lanes side by side; lanes after them hold nothing of use. (Compressing into memory is slow on some.)
+// Compresses the chosen lanes to the front; the lanes after them are undefined. (Compressing into memory is slow on some
+// processors.)
 inline void store_chosen(float* p, Floats x, Lanes chosen) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<Mask>(chosen), x));
 }
@@ -61,7 +62,7 @@ inline Floats scaled_of(Floats logits, Scaling scaling) {
   return scaling.temperature == 1.0f ? shifted : div(shifted, all(scaling.temperature));
 }
 
-// Calls body(block, place) for whole blocks; what a last one lacks is -inf.
+// Calls body(block, place) for whole blocks; the last one is filled with -inf.
 template <class Body>
 inline void for_blocks(const float* values, int count, const Body& body) {
   int i = 0;
@@ -120,7 +121,7 @@ int gather(const float* logits, int first, int count, const float* maxima, Scali
       found += __builtin_popcount(chosen);
     }
   });
-  // what fills a last block is no token
+  // the padding of the last block has no tokens
   while (found > 0 && tokens[found - 1] >= first + count) --found;
   return found;
 }
@@ -178,7 +179,7 @@ constexpr float kLargestUniform = 1.0f - 0x1p-24f;
 
 Winner race(const float* logits, const int* tokens, int first, int count, Scaling scaling, float threshold, DrawKey key,
             Winner best) {
-  // -log1p(-v) >= v, so that weight / v bounds a score from above: what lies below the best is looked at no further
+  // -log1p(-v) >= v, so weight / v is an upper bound of a score: tokens with a bound below the best are skipped
   const auto bound_of = [](double score) { return static_cast<float>(score * (1.0 - 1e-6)); };
   float bound = bound_of(best.score);
   for_blocks(logits, count, [&](const float* block, int place) {

@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-// `Run` calls a body once for each of a number of slices, on whatever threads.
+// `Run` calls a body once for each of a number of slices, on any threads.
 template <class Run>
 class SampledRow {
  public:
@@ -62,7 +62,7 @@ class SampledRow {
   }
 
   // The `wanted` tokens with the largest log-probabilities after bias, bars and penalties, which act on these; the
-  // result is not normalised again. Barred tokens have -inf, and whatever ids. Changes the logits.
+  // result is not normalised again. Banned tokens have -inf, and arbitrary ids. Changes the logits.
   SamplingStatus rank(const SamplingRequest& request, int wanted, std::int32_t* tokens, float* values) {
     if (!survey()) return SamplingStatus::not_finite;
     if (!ids_are_known(request)) return SamplingStatus::outside_vocabulary;
@@ -144,7 +144,7 @@ class SampledRow {
     return total;
   }
 
-  // A logit that `count` tokens reach; -FLT_MAX where the maxima of the blocks do not determine one.
+  // A logit that at least `count` tokens reach; -FLT_MAX where the maxima of the blocks do not determine one.
   float reached_by(int count) {
     const int blocks = blocks_of(vocab_);
     if (count > blocks) return -FLT_MAX;
@@ -197,7 +197,7 @@ class SampledRow {
            are_known(request.penalized, request.num_penalized) && are_known(request.allowed, request.num_allowed);
   }
 
-  // Bias, barred tokens, penalties; returns what was there, in the order of the changes.
+  // Applies bias, banned tokens and penalties; returns the old logits, in the order of the changes.
   std::vector<Change> change_logits(const SamplingRequest& request) {
     std::vector<Change> changes;
     changes.reserve(request.num_biased + request.num_barred + request.num_penalized);
@@ -218,7 +218,7 @@ class SampledRow {
     return changes;
   }
 
-  // What the processors make of the log-probabilities of the tokens that they change; the logits of these become -inf.
+  // Applies the processors to the log-probabilities of the tokens that they change; the logits of these become -inf.
   // False when one is no number.
   bool rank_changed(const SamplingRequest& request, std::vector<Ranked>& ranked) {
     std::vector<std::int64_t> changed(request.biased, request.biased + request.num_biased);
@@ -327,8 +327,8 @@ class SampledRow {
     return std::max(boundary, where_reached(static_cast<std::uint64_t>(std::ceil(request.top_p * total)), s_.weights));
   }
 
-  // The scaled logit at which what the candidates weigh (without `weights` 1 each), added up from the likeliest on,
-  // reaches `wanted`; -FLT_MAX when it never does. Radix selection: each pass settles some bits of the logit.
+  // The scaled logit at which the weights of the candidates (without `weights` 1 each), summed from the likeliest on,
+  // reach `wanted`; -FLT_MAX when it never does. Radix selection: each pass determines some bits of the logit.
   float where_reached(std::uint64_t wanted, const float* weights) {
     const float* values = s_.scaled;
     int count = candidates_;
@@ -357,7 +357,7 @@ class SampledRow {
     return -value_of(prefix);
   }
 
-  // Fewer candidates than that are looked through again rather than copied.
+  // Fewer candidates than this are scanned again rather than copied.
   static constexpr int kFew = 4096;
 
   static float value_of(std::uint32_t key) { return __builtin_bit_cast(float, key); }

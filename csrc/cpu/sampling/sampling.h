@@ -1,6 +1,6 @@
-// Sampling without sorting the vocabulary: what the parts of a row go through, and what a row requests.
+// Sampling without sorting the vocabulary: operations on parts of a row, and the request of a row.
 //
-// A row of logits is worked on in blocks of kBlock tokens, whose maxima are kept to skip what cannot matter, and in
+// A row of logits is worked on in blocks of kBlock tokens, whose maxima are kept to skip irrelevant ones, and in
 // slices of kSlice tokens, which may run on different threads. Both are fixed: no result depends on the threads.
 #pragma once
 
@@ -19,7 +19,7 @@ struct Scaling {
   float temperature;
 };
 
-// Masses are counted in whole numbers, so that their sums are exact in any order: 2^20 tokens of mass 1 fit.
+// Masses are integers, so that their sums are exact in any order: 2^20 tokens of mass 1 fit.
 constexpr float kUnitsPerMass = 0x1p43f;
 
 inline std::uint64_t units_of(float mass) {
@@ -39,7 +39,7 @@ struct Winner {
   int token = -1;
 };
 
-// All take `count` values that lie side by side; the last block may be a part of one. Written arrays have room for one
+// All take `count` adjacent values; the last block may be shorter. Written arrays have room for one
 // block more than `count`.
 struct SamplingKernels {
   // Largest value of each block; true when one of them is NaN.
@@ -56,13 +56,13 @@ struct SamplingKernels {
   int (*gather)(const float* logits, int first, int count, const float* maxima, Scaling scaling, float threshold,
                 int* tokens, float* scaled);
 
-  // Values in [low, high], with their tokens where those are given, in order; returns how many. What is written may be
-  // what is read; as much as a block behind `count` is read, too.
+  // Values in [low, high], with their tokens where those are given, in order; returns how many. Output may
+  // be the input; up to a block after `count` is read, too.
   int (*narrow)(const float* values, const int* tokens, int count, float low, float high, float* out_values,
                 int* out_tokens);
 
-  // Adds to histogram[b] what the values weigh whose key is `prefix` and then b, in bits of a key without its last
-  // `shift`: b has `bits` of them. Without `weights` each weighs 1, otherwise its units of mass.
+  // Adds to histogram[b] the weights of the values whose key, without its last `shift` bits, is `prefix` followed by b,
+  // which has `bits` bits. Without `weights` each weighs 1, otherwise its units of mass.
   void (*tally)(const float* scaled, const float* weights, int count, std::uint32_t prefix, int shift, int bits,
                 std::uint64_t* histogram);
 
@@ -77,7 +77,7 @@ struct SamplingKernels {
 
 const SamplingKernels& sampling_kernels(Level level);
 
-// What one row of logits requests. Python packs it, field by field in this order.
+// The request of one row of logits. Python packs its fields in this order.
 struct SamplingRequest {
   float temperature;     // 0: the likeliest token, the first of equals
   float min_p_boundary;  // smallest scaled logit that min-p keeps, -FLT_MAX without

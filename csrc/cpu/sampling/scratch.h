@@ -1,4 +1,4 @@
-// The memory in which a row of logits is worked out.
+// Scratch memory for sampling a row of logits.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace octavo {
 inline int blocks_of(int count) { return (count + kBlock - 1) / kBlock; }
 inline int slices_of(int count) { return (count + kSlice - 1) / kSlice; }
 
-// What a row is worked out in, used again for the next one.
+// Scratch for a row, reused for the next one.
 class SamplingScratch {
  public:
   static constexpr int kMostBits = 11;  // of a key that one pass of a selection settles

@@ -1,4 +1,4 @@
-// One product of tiles by itself: how the model of the tiles, and the processor, are held against the manual.
+// One product of tiles, by which tests compare the software model of tiles, and the processor, with the manual.
 #pragma once
 
 #include "../types.h"
