@@ -13,6 +13,7 @@ from octavo.config.released_intern import intern_layout, intern_settings
 from octavo.config.released_kimi import KIMI, kimi_layout, kimi_settings
 from octavo.config.released_minicpm import minicpm_layout
 from octavo.config.released_minimax import minimax_settings
+from octavo.config.released_molmo2 import molmo2_layout, molmo2_settings
 from octavo.config.released_nemotron import radio_layout, squares_settings
 from octavo.config.released_ovis import ovis_layout, ovis_patches, ovis_settings
 from octavo.config.released_pages import pages_layout, pages_settings
@@ -197,6 +198,14 @@ IMAGE_FAMILIES: Final = (
         fit=mllama_fit,
         side=Side(448),
         reader="mllama.CrossReader",
+    ),
+    MediaFamily(
+        ("Molmo2ForConditionalGeneration",),
+        layout=molmo2_layout,
+        images="molmo2",
+        computed=molmo2_settings,
+        width="adapter_config.text_hidden_size",
+        names="molmo2",
     ),
     MediaFamily(("MuseGlimmerForConditionalGeneration",), images="muse", videos="muse"),
     MediaFamily(

@@ -58,7 +58,7 @@ def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     family, config = media_family(checkpoint.architecture), checkpoint.stored
     if not family.images:
         return None
-    for part in ("vision_config", "qformer_config", "projector_config"):
+    for part in ("vision_config", "qformer_config", "projector_config", "adapter_config"):
         check_encoder(config.section(part))
     if checkpoint.image_processor is not None:
         return _checked(checkpoint.image_processor, str(checkpoint.mmproj or checkpoint.where))

@@ -280,6 +280,12 @@ def _undrawn_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"vocab_size": size + NUM_UNDRAWN} if isinstance(size, int) else {}
 
 
+def _added_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary of Molmo 2 with the tokens behind those of its head."""
+    size, added = values.get("vocab_size"), values.get("additional_vocab_size", 128)
+    return {"vocab_size": size + added} if isinstance(size, int) and isinstance(added, int) else {}
+
+
 def _whole_turns(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary parameters without the share of a head that turns, which the sizes of heads state."""
     made: dict[str, Any] = {"partial_rotary_factor": None}
@@ -310,6 +316,7 @@ _CHANGES: Final[Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]] 
     **dict.fromkeys(_MIMO_V2, _mimo_layers),
     **dict.fromkeys(_MINIMAX_M3, minimax_layout),
     "mllama_text_model": _undrawn_tokens,
+    "molmo2_text": _added_tokens,
     "nomic_bert": _trained_positions,
     "step3_text": step3_layout,
     "step3p5": step_layout,

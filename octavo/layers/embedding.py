@@ -68,6 +68,27 @@ class Embedding(Layer):
         yield self.share.slot(f"{path}.weight", tuple(self.weight.shape[1:]), partial(self.hold, "weight"))
 
 
+class ExtendedEmbedding(Embedding):
+    """A table of which the checkpoint holds the rows behind the first `num_first` in a tensor of their own."""
+
+    def __init__(self, rows: int, dim: int, mesh: Mesh, *, num_first: int) -> None:
+        super().__init__(rows, dim, mesh)
+        self._num_first = num_first
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield both tables."""
+        own, behind = self.share, self._num_first
+        for name, first, end in (("embedding", 0, behind), ("new_embedding", behind, own.total)):
+            begin = min(max(own.start, first), end)
+            rows = slice(begin - first, max(begin, min(own.start + own.length, end)) - first)
+            fill = partial(self._fill, rows, begin - own.start)
+            yield TensorSlot(f"{path}.{name}", (end - first, *self.weight.shape[1:]), fill, parts=((rows,),))
+
+    def _fill(self, rows: slice, target: int, stored: Tensor) -> None:
+        part = stored[rows]
+        self.room("weight", stored.device)[max(target, 0) :][: len(part)].copy_(part)
+
+
 class LMHead(PreparedLayer):
     """Hidden states [rows, dim] → float32 logits of this rank's tokens, [rows, room], by a table of its own."""
 

@@ -101,7 +101,8 @@ class ColumnLinear(PreparedLayer):
         rows, num_outputs = stored.t() if turned else stored, held.stop - held.start
         if len(group) == 1 and group[0].length == num_outputs:
             rows = rows[group[0].rows]
-        if len(rows) == sum(each.length for each in group) == num_outputs:
+        is_in_order = group[0].start <= group[-1].start
+        if is_in_order and len(rows) == sum(each.length for each in group) == num_outputs:
             self.hold(held.key, rows)
             return
         room = self.room(held.key, stored.device)
@@ -151,6 +152,15 @@ class GatedLinear(ColumnLinear):
         """x [tokens, inputs] → [tokens, share of width]."""
         product: Tensor = self.prepared(x)
         return product if self._act is None else self._act(self.ops, product, *self._numbers)
+
+
+class UpGateLinear(GatedLinear):
+    """A `GatedLinear` of one stored tensor, in which the rows of `up` come before those of the gate."""
+
+    def _stored(self, path: str) -> list[tuple[str, int, list[_Placed]]]:
+        ((name, size, (gate, up)),) = super()._stored(path)
+        half = size // 2
+        return [(name, size, [gate._replace(start=gate.start + half), up._replace(start=up.start - half)])]
 
 
 class QKVLinear(ColumnLinear):

@@ -86,6 +86,7 @@ _CLASSES: Final = {
     ),
     "mllama": "MllamaForConditionalGeneration",
     "modernbert_decoder": "ModernBertDecoder",
+    "molmo2": "Molmo2ForConditionalGeneration",
     "muse": "MuseGlimmer",
     "nanochat": "NanoChat",
     "olmo_hybrid": "OlmoHybrid",

@@ -176,6 +176,26 @@ STORED: Final[Mapping[str, StoredNames]] = {
         ),
     ),
     "mistral": StoredNames(MISTRAL_ENCODER, {"wq": _QKV[:1], "wk": _QKV[1:2]}, turns=True),
+    "molmo2": StoredNames(
+        renamed(
+            r"^",
+            (r"(?:model\.)?vision_backbone\.image_vit\.transformer\.resblocks\.", "vision_tower.layers."),
+            (r"(?:model\.)?vision_backbone\.image_vit\.", "vision_tower."),
+            (r"(?:model\.)?vision_backbone\.", "multi_modal_projector."),
+        )
+        + renamed(
+            r"^((?:vision_tower|multi_modal_projector)\..*)\b",
+            (r"attention\.w([qkv])\.", r"self_attn.\2_proj."),
+            (r"attention\.wo\.", "self_attn.o_proj."),
+            (r"feed_forward\.w([12])\.", r"mlp.fc\2."),
+            (r"attention_norm\.", "layer_norm1."),
+            (r"ffn_norm\.", "layer_norm2."),
+            (r"image_pooling_2d\.w([qkvo])\.", r"image_pooling_2d.\2_proj."),
+            (r"image_projector\.w1\.", "image_projector.gate_proj."),
+            (r"image_projector\.w2\.", "image_projector.down_proj."),
+            (r"image_projector\.w3\.", "image_projector.up_proj."),
+        )
+    ),
     "nemotron": StoredNames(
         renamed(
             r"^",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.config.section import Section
 from octavo.multimodal.deepseek_vl2_images import DeepseekVl2Images
 from octavo.multimodal.minicpm_images import MiniCPMImages
+from octavo.multimodal.molmo2_images import Molmo2Images
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.nemotron_images import NemotronImages, NemotronSquares
 from octavo.multimodal.nemotron_tiles import NemotronTiles
@@ -280,6 +281,7 @@ _Own = (
     | Lfm2VlImages
     | Llama4Images
     | MiniCPMImages
+    | Molmo2Images
     | MuseImages
     | NemotronImages
     | NemotronTiles
@@ -297,6 +299,7 @@ OWN_PROCESSORS: Final[Mapping[str, type[_Own]]] = {
     "Lfm2VlImageProcessor": Lfm2VlImages,
     "Llama4ImageProcessor": Llama4Images,
     "MiniCPMVImageProcessor": MiniCPMImages,
+    "Molmo2ImageProcessor": Molmo2Images,
     "MuseGlimmerImageProcessor": MuseImages,
     "NemotronH_Omni_Reasoning_V3ImageProcessor": NemotronImages,
     "NemotronNanoVLV2ImageProcessor": NemotronSquares,

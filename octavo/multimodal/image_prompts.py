@@ -127,8 +127,11 @@ class ImagePrompts:
                 context = self._context._replace(place=sum(each.kind == kind for each in media), num_images=num_images)
                 write = self._image if kind == "image" else self._video
                 tokens, made, left_out = write(context, next(waiting[kind]), written)
-                written += tokens
                 media.append(made)
+                if self.writer.are_marks_seen:
+                    span = len(written), len(tokens)
+                    media.append(MediaInput("prompt", made.digest, (span,), 0, {}, is_whole=True))
+                written += tokens
             elif token_id != left_out or not is_behind:
                 written += self._with_lines(written, [token_id]) if is_behind else [token_id]
             is_behind = kind is not None
@@ -143,7 +146,7 @@ class ImagePrompts:
             brought = brought if _are_videos(brought) else [brought]
         else:
             brought = list(brought) if isinstance(brought, list | tuple) else [brought]
-        room = None if self.writer.num_vectors is None else MOST_CROSS_IMAGES
+        room = self.writer.most if self.writer.num_vectors is None else MOST_CROSS_IMAGES
         return matched(kind, (marker, self._token_text(marker)), token_ids, brought, self._limits[kind], room)
 
     def _with_lines(self, written: list[int], tokens: list[int]) -> list[int]:

@@ -51,6 +51,10 @@ class ImageWriter(NamedTuple):
     """Keys of config.json: the first one present has the id that stands for one vector of an image."""
     is_whole: Callable[[Section], bool] = lambda config: False
     """Returns whether the tokens of an image attend to each other."""
+    are_marks_seen: bool = False
+    """All tokens that are written for an image attend to each other, those between vectors too."""
+    most: int | None = None
+    """Most images of a prompt; None for any number."""
     grid: Callable[[Context, Arrays], tuple[int, int]] | None = None
     """Returns the rows and columns of an image, where positions follow from them."""
     joins_lines: bool = False

@@ -13,6 +13,7 @@ from octavo.config.section import Section
 from octavo.errors import InvalidRequest
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.image_writer import Arrays, Context, ImageWriter, first_positive
+from octavo.multimodal.molmo2_images import molmo2_prompt, molmo2_tokens
 from octavo.multimodal.tiled_prompts import (
     aya_prompt,
     cohere2_prompt,
@@ -302,6 +303,16 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
         lambda context, token, arrays: [token],
         ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
         num_vectors=_num_cross_vectors,
+    ),
+    "molmo2": ImageWriter(
+        molmo2_tokens,
+        ("pixel_values", "image_token_pooling", "image_grids"),
+        marker=("image_patch_id",),
+        token=("image_patch_id",),
+        arranged=molmo2_prompt,
+        word="<|image|>",
+        are_marks_seen=True,
+        most=1,
     ),
     "muse": ImageWriter(_muse, _PATCHES),
     "nemotron": ImageWriter(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON),

@@ -38,13 +38,13 @@ PROMPTS: list[Any] = [
 
 TOKENS = {"gemma3": START, "minicpmv4_6": START}
 """What stands for vectors, where it is another token than `IMAGE`."""
-WIDEST = {"gemma3": 16, "gemma4": 70, "paligemma": 40, "deepseek_ocr": 40, "deepseek_ocr2": 144}
+WIDEST = {"gemma3": 16, "gemma4": 70, "molmo2": 64, "paligemma": 40, "deepseek_ocr": 40, "deepseek_ocr2": 144}
 """The most tokens that a step computes together."""
 MANY_BLOCKS = ("deepseek_ocr2", "glm5", "lfm", "minicpm", "nemotron", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""
-WHOLE = ("ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "paligemma", "phi4_multimodal", "qwen3_vl")
+WHOLE = ("ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "molmo2", "paligemma", "phi4_multimodal", "qwen3_vl")
 """Families whose ranks are compared with one rank."""
 QUICK = ("gemma3", "mllama", "paligemma", "qwen3_vl")
 """Families that are run in every way each time: one for each way in which images enter a model. Of the others, which
@@ -76,12 +76,23 @@ def generate(path: Path, prompts: list[Any], params: SamplingParams = PARAMS, **
 
 def marked(path: Path, prompts: list[Any]) -> list[Any]:
     """Return prompts with the word that stands for an image in a model where <image> is what begins one."""
-    words = {"minicpm": "<start>", "llama4": "<|image|>"}
+    words = {"minicpm": "<start>", "llama4": "<|image|>", "molmo2": "<|image|>"}
     word = next((word for name, word in words.items() if path.name.startswith(name)), "<image>")
+    if path.name.startswith("molmo2"):
+        prompts = [first_image(each) for each in prompts]
     return [
         {**each, "prompt": each["prompt"].replace("<image>", word)} if isinstance(each, dict) else each
         for each in prompts
     ]
+
+
+def first_image(prompt: Any) -> Any:
+    """Return a prompt with the first of its images alone, for a model that reads no more."""
+    given = prompt["multi_modal_data"]["image"] if isinstance(prompt, dict) else None
+    if not isinstance(given, list):
+        return prompt
+    text, *rest = prompt["prompt"].split("<image>")
+    return {"prompt": "<image>".join((text, "".join(rest))), "multi_modal_data": {"image": given[:1]}}
 
 
 def bits(outputs: list[RequestOutput]) -> list[Any]:
@@ -109,7 +120,7 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
     settings = image_settings(checkpoint_of_it)
     assert settings is not None
     processor = ImagePrompts(checkpoint_of_it, settings, lambda _: [], {"image": 16})
-    for prompt, output in zip(PROMPTS[:3], expected, strict=False):
+    for prompt, output in zip(marked(path, PROMPTS[:3]), expected, strict=False):
         given = prompt["multi_modal_data"]["image"]
         arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
         inputs: dict[str, Any] = {
@@ -128,6 +139,10 @@ def test_logprobs_are_those_of_transformers(checkpoint: tuple[str, Path], expect
             is_prompt = torch.arange(len(ids)) < len(output.prompt_token_ids)
             of_images = torch.isin(torch.tensor(ids), torch.tensor([IMAGE, START, END]))
             inputs["moe_mm_token_type_ids"] = (of_images & is_prompt).int()[None]
+        if family == "molmo2":
+            of_images = torch.isin(torch.tensor(ids), torch.tensor([IMAGE, START, END, 10, 11]))
+            is_prompt = torch.arange(len(ids)) < len(output.prompt_token_ids)
+            inputs["mm_token_type_ids"] = (of_images & is_prompt).int()[None]
         if family == "paligemma":
             inputs["token_type_ids"] = (torch.arange(len(ids)) >= len(output.prompt_token_ids)).int()[None]
         if family == "gemma3":  # under its older name
@@ -191,7 +206,7 @@ def test_two_ranks_give_the_bits_of_one(family: str, tmp_path: Path) -> None:
         assert bits(generate(path, PROMPTS * 2, tensor_parallel_size=2)) == one
         return
     with llm_of_ranks(path, 2, dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
-        assert bits(llm.generate(PROMPTS * 2, PARAMS)) == one
+        assert bits(llm.generate(marked(path, PROMPTS * 2), PARAMS)) == one
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads(whole: tuple[Path, list[Any]]) -> None:

@@ -383,6 +383,19 @@ def _ernie_vl() -> tuple[Any, Any]:
     return config, tf.Ernie4_5_VLMoeImageProcessorPil(size=PIXELS)
 
 
+def _molmo2() -> tuple[Any, Any]:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+    text = {**TEXT, "vocab_size": 120, "additional_vocab_size": 8, "rope_parameters": rope}
+    text |= {"num_hidden_layers": 3, "rope_scaling_layers": [1], "tie_word_embeddings": False}
+    tower = {**SIZELESS_TOWER, "num_key_value_heads": 2, "head_dim": 16, "image_size": [56, 56]}
+    adapter = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    adapter |= {"intermediate_size": 40, "text_hidden_size": 32, "vision_feature_layer": [2, 0]}
+    ids = {"image_patch_id": IMAGE, "image_start_token_id": START, "image_end_token_id": END}
+    ids |= {"low_res_image_start_token_id": 10, "image_col_id": 11}
+    config = tf.Molmo2Config(text_config=text, vision_config=tower, adapter_config=adapter, **ids)
+    return config, Settings("Molmo2ImageProcessor", size=SIDE, max_crops=3, overlap_margins=[1, 0])
+
+
 def _muse_glimmer() -> tuple[Any, Any]:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     text = {**TEXT, "num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 12}
@@ -461,6 +474,7 @@ FAMILIES = {
     "kimi_k25": (_kimi_k25, "Kimi_K25ForConditionalGeneration"),
     "mllama": (_mllama, "MllamaForConditionalGeneration"),
     "ernie4_5_vl": (_ernie_vl, "Ernie4_5_VLMoeForConditionalGeneration"),
+    "molmo2": (_molmo2, "Molmo2ForConditionalGeneration"),
     "muse_glimmer": (_muse_glimmer, "MuseGlimmerForConditionalGeneration"),
     "minimax_m3": (_minimax_m3, "MiniMaxM3SparseForConditionalGeneration"),
     "nemotron_omni": (_nemotron_omni, "NemotronH_Omni_Reasoning_V3"),

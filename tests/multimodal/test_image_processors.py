@@ -22,6 +22,7 @@ from octavo.multimodal.image_processors import (
 )
 from octavo.multimodal.image_writer import Context
 from octavo.multimodal.image_writers import IMAGE_WRITERS
+from octavo.multimodal.molmo2_images import Molmo2Images
 from octavo.multimodal.muse_images import MuseImages
 from octavo.multimodal.phi4_images import Phi4Images
 from tests.fakes.vision import image
@@ -145,6 +146,38 @@ def test_images_of_kimi_are_scaled_down_to_their_limits_and_filled_up(
     assert np.abs(whole[:, :height, :width] - own).max() < 1e-6
     assert (whole[:, height:] == -1).all()
     assert (whole[:, :, width:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "numbers"),
+    [
+        ((640, 480), (23, 23), (725, 55, 9_666_887_422)),
+        ((30, 900), (14, 14), (392, 110, 1_093_121_862)),
+        ((1201, 333), (14, 52), (924, 186, 16_313_082_390)),
+        ((2000, 150), (14, 80), (1316, 215, 48_353_583_098)),
+    ],
+)
+def test_images_of_molmo_2_are_cut_into_windows_as_transformers_does(
+    size: tuple[int, int], grid: tuple[int, int], numbers: tuple[int, int, int]
+) -> None:
+    """The numbers are those of transformers' processor: vectors, places without a patch, and the sum of all places
+    times their numbers from 1."""
+    made = Molmo2Images(section(), section())([Image.new("RGB", size)], "np")
+    assert made["image_grids"].tolist() == [[14, 14, *grid]]
+    pooled = made["image_token_pooling"]
+    assert (len(pooled), (pooled < 0).sum(), (pooled.ravel() * np.arange(1, 1 + pooled.size)).sum()) == numbers
+
+
+def test_pixels_of_molmo_2_are_those_of_torch() -> None:
+    given, settings = image(3, 301, 97), section(size={"height": 126, "width": 126}, overlap_margins=[0, 0])
+    pixels = torch.tensor(np.asarray(given)).permute(2, 0, 1)[None].float()
+    [whole, *windows] = Molmo2Images(settings, section())([given], "np")["pixel_values"]
+    for found, width in ((whole[None], 126), (np.stack(windows), 378)):
+        scaled = torch.nn.functional.interpolate(pixels, (126, width), mode="bilinear")[0].round() / 127.5 - 1
+        cut = scaled.view(3, 9, 14, len(found), 9, 14).permute(3, 1, 4, 2, 5, 0).reshape(found.shape).numpy()
+        far = np.abs(found - cut) > 1e-6  # halves, which float32 rounds up or down
+        assert far.mean() < 1e-3
+        assert np.abs(found - cut).max() < 0.0079
 
 
 @pytest.mark.parametrize(
