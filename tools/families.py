@@ -79,6 +79,7 @@ _LIKE = {
     "jais": ("gpt2", "JAISLMHeadModel"),
     "jina_bert": ("bert", "JinaBertModel"),
     "siglip": ("bert", "SiglipModel"),
+    "kimi_k3": ("kimi_linear", "KimiK3ForConditionalGeneration"),
     "longcat_flash_ngram": ("longcat_flash", "LongcatFlashNgramForCausalLM"),
     "mimo_v2": ("mimo_v2_flash", "MiMoV2ForCausalLM"),
     "nanbeige": ("llama", "NanbeigeForCausalLM"),
@@ -99,6 +100,7 @@ _LIKE = {
 architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
     "jais": {"activation_function": "swiglu"},
+    "kimi_k3": {"attn_res_block_size": 2, "routed_expert_hidden_size": 32},
     "longcat_flash_ngram": {"ngram_vocab_size_ratio": 1.5, "emb_neighbor_num": 3, "emb_split_num": 2},
     "nemotron_h_puzzle": {
         "block_configs": [{"block_type": "mamba"}, {"block_type": "moe"}, {"block_type": "attention"}],

@@ -168,6 +168,7 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "orion": {"layer_norm_eps": "rms_norm_eps"},
     "bailing_hybrid": _OF_KIMI,
     "bailing_moe_v3": _OF_KIMI,
+    "kimi_k3": _OF_KIMI,
     "kimi_linear": _OF_KIMI,
     "step3p5": _OF_STEP,
     "step3_text": _OF_STEP | {"max_position_embeddings": "max_position_embedding"},

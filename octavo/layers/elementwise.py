@@ -137,6 +137,14 @@ def capped_swiglu(ops: Ops, x: Tensor, limit: float) -> Tensor:
     return ops.multiplied(ops.gated_by_sigmoid(gate, gate), ops.clamped(up, limit))
 
 
+def capped_gate(ops: Ops, x: Tensor, cap: float, up_cap: float | None = None) -> Tensor:
+    """Return `capped(gate) · sigmoid(gate) · up`, the gate and up, where it has one, soft-capped; x is as of
+    `limited_swiglu`."""
+    gate, up = (each.contiguous() for each in x.chunk(2, dim=-1))
+    gated = ops.gated_by_sigmoid(ops.soft_capped(gate, cap), gate)
+    return ops.multiplied(gated, up if up_cap is None else ops.soft_capped(up, up_cap))
+
+
 def _of_gate(name: str, ops: Ops, x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return ops.multiplied(getattr(ops, OPERATOR_OF[name])(gate), up)
@@ -150,6 +158,7 @@ GATED: Final[Mapping[str, Callable[..., Tensor] | None]] = {
     "clamped_swiglu": lambda ops, x, *numbers: ops.clamped_swiglu(x, *numbers),
     "limited_swiglu": limited_swiglu,
     "capped_swiglu": capped_swiglu,
+    "situ": capped_gate,
 }
 """Products with gates by names of activations: (operators, gate beside up [tokens, 2 · dim], the activation's numbers)
 → [tokens, dim]. Those of silu are a part of the product that makes gate and up."""

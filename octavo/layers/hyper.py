@@ -6,13 +6,14 @@ in float32 whatever the type of the model. Sources: https://arxiv.org/abs/2409.1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from octavo.layers.layer import Binding, Layer
+from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.ops.hyper import Mixing
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
@@ -132,6 +133,31 @@ class HyperHead(_OfStreams):
         """x [tokens, streams · dim] → [tokens, dim]."""
         weights = self.ops.stream_weights(self.products(x), *self.numbers, self.sizes.eps)
         return self.ops.weighed_stream(x, weights)
+
+
+class AttendedStreams(Layer):
+    """Computes the mean of streams that one query attends to. Its tensors are `_norm.weight` and `_proj.weight` behind
+    its name.
+
+    Source: Kimi K3's release.
+    """
+
+    parameter_dtype = torch.float32
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self._eps = eps
+        self.norm, self.query = (nn.Parameter(torch.empty(dim), requires_grad=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, streams · dim] → [tokens, dim]."""
+        return self.ops.attended_streams(x, self.norm, self.query, self._eps)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the weight [dim] of the norm and the query [1, dim]."""
+        dim = len(self.norm)
+        yield TensorSlot(f"{path}_norm.weight", (dim,), partial(self.hold, "norm"))
+        yield TensorSlot(f"{path}_proj.weight", (1, dim), lambda stored: self.hold("query", stored[0]))
 
 
 class MeanOfStreams(Layer):

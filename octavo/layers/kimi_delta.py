@@ -26,8 +26,8 @@ class KimiDeltaAttention(RecurrentLayer):
     """The gated delta rule with a decay for each element of keys, within a `bound` where one is given
     (`bounded_delta_rule`).
 
-    Decays and gates are made by products of low rank, or by one product each unless `is_low_rank`. has_flat_logs:
-    whether A_log is stored as [heads]; None where a bound says so.
+    of_low_rank: which of decays (`f`) and gates (`g`) are made by products of low rank, and not by one product.
+    has_flat_logs: whether A_log is stored as [heads]; None where a bound says so.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class KimiDeltaAttention(RecurrentLayer):
         *,
         convolutions: Mapping[str, int],
         bound: float | None = None,
-        is_low_rank: bool = True,
+        of_low_rank: str = "fg",
         has_flat_logs: bool | None = None,
     ) -> None:
         super().__init__(("A_log",), sizes.heads, sizes.rows(mesh, of_keys=False))
@@ -50,13 +50,11 @@ class KimiDeltaAttention(RecurrentLayer):
         self._has_flat_logs = bound is not None if has_flat_logs is None else has_flat_logs
         picks = [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "qkv"]
         picks.append(Pick("b_proj", sizes.heads, (self._rows,)))
-        self.f_b_proj = self.g_b_proj = None
-        if is_low_rank:
-            picks += [Pick(f"{each}_a_proj", rank, (slice(0, rank),)) for each in "fg"]
-            self.f_b_proj = ColumnLinear(rank, sizes.key_size, mesh)
-            self.g_b_proj = ColumnLinear(rank, sizes.value_size, mesh)
-        else:
-            picks += [Pick(f"{each}_proj", sizes.key_size, (wide,)) for each in "fg"]
+        for each in "fg":
+            low, whole = (f"{each}_a_proj", rank, (slice(0, rank),)), (f"{each}_proj", sizes.key_size, (wide,))
+            picks.append(Pick(*(low if each in of_low_rank else whole)))
+        self.f_b_proj = ColumnLinear(rank, sizes.key_size, mesh) if "f" in of_low_rank else None
+        self.g_b_proj = ColumnLinear(rank, sizes.value_size, mesh) if "g" in of_low_rank else None
         self.in_proj = PickedLinear(hidden, picks)
         self.conv1d = convolution(sizes, mesh, convolutions)
         self.o_norm, self.gate = RMSNorm(sizes.value_dim, eps), Elementwise("gated_by_sigmoid")
@@ -73,8 +71,8 @@ class KimiDeltaAttention(RecurrentLayer):
         mixed, beta, step, gate = torch.split(self.in_proj(x), self._widths, dim=1)
         mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
         q, k, v = (each.view(tokens, own.heads, -1) for each in torch.split(mixed, own.key_size, dim=1))
-        if self.f_b_proj is not None and self.g_b_proj is not None:
-            step, gate = self.f_b_proj(step), self.g_b_proj(gate)
+        step = step if self.f_b_proj is None else self.f_b_proj(step)
+        gate = gate if self.g_b_proj is None else self.g_b_proj(gate)
         numbers: tuple[Any, ...] = self.A_log, self.dt_bias
         rule = self.ops.gated_delta_rule
         if self._bound is not None:

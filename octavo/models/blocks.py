@@ -197,12 +197,13 @@ class SparseMLP(nn.Module):
         own = replace(c, intermediate_size=m.shared_width)
         self.shared_experts = shared(own, mesh) if m.shared_width else None
         self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
-        self.fc1_latent_proj = None
+        self.fc1_latent_proj = self.latent_norm = None
         if m.latent_width:
             # narrow: whole on every rank
             sizes, single = (c.hidden_size, m.latent_width), Mesh.single()
             self.fc1_latent_proj = ColumnLinear(*sizes, single, bias=c.mlp_bias)
             self.fc2_latent_proj = ColumnLinear(*sizes[::-1], single, bias=c.mlp_bias)
+            self.latent_norm = RMSNorm(m.latent_width, c.norm_eps) if m.has_latent_norm else None
             self.add = addition()
         self.weigh = WeightedInputs() if m.are_inputs_weighted else None
         self.idle = IdleExperts(m.experts) if m.idle else None
@@ -223,7 +224,8 @@ class SparseMLP(nn.Module):
             if self.out_bias is not None:
                 out = self.out_bias(out)
             return out if self.factor is None else self.factor(out)
-        out = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), routing))
+        out = self.experts(self.fc1_latent_proj(x), routing)
+        out = self.fc2_latent_proj(out if self.latent_norm is None else self.latent_norm(out))
         return out if shared is None else self.add(out, shared)
 
 

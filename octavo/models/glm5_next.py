@@ -28,6 +28,7 @@ from octavo.models.hybrid import (
     RECURRENT,
     HybridConfig,
     kimi_delta,
+    read_bound,
     read_kimi_sizes,
     stored_convolutions,
 )
@@ -165,10 +166,7 @@ def _read_bound(c: Checkpoint) -> float:
     name = "linear_lower_bound"
     if section is not None and section.values.get("gate_lower_bound") is not None:
         where, name = section, "gate_lower_bound"
-    bound = -where.float(name, -5.0)
-    if not 0 < bound <= 1e6:
-        raise where.error(name, "a number below 0, at least -1,000,000")
-    return bound
+    return read_bound(where, name)
 
 
 def _read_choice(c: Checkpoint) -> PoolChoice:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, shown
+from octavo.config.section import LARGEST_SIZE, MOST_LAYERS, Section, shown
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
@@ -140,6 +140,14 @@ def read_kimi_sizes(c: Checkpoint, *, num_heads: int) -> RecurrentSizes:
         )
     )
     return RecurrentSizes(heads, heads, dim, dim, taps)
+
+
+def read_bound(where: Section, name: str, default: float = -5.0) -> float:
+    """Return the bound of decays, which configs state as a number below 0. Raises CheckpointError for another one."""
+    bound = -where.float(name, default)
+    if not 0 < bound <= 1e6:
+        raise where.error(name, "a number below 0, at least -1,000,000")
+    return bound
 
 
 def mamba2(c: HybridConfig, mesh: Mesh, layer: int, options: MambaOptions) -> Mamba2:

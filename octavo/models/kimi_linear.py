@@ -1,39 +1,62 @@
 """Kimi Linear: three layers of Kimi's delta attention for each one of attention over latents in which nothing turns.
 
-Ling 3.0 has such layers, too. Source: https://arxiv.org/abs/2510.26692.
+Kimi K3 and Ling 3.0 have such layers, too. Source: https://arxiv.org/abs/2510.26692.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Final, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
+from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import Elementwise
+from octavo.layers.hyper import AttendedStreams
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentSizes
+from octavo.models.blocks import stream_norm
+from octavo.models.config import DecoderConfig, Mixer
 from octavo.models.hybrid import (
     ATTENTION,
     RECURRENT,
     HybridConfig,
     HybridDecoder,
     kimi_delta,
+    read_bound,
     read_kimi_sizes,
     read_kinds,
     stored_convolutions,
 )
 from octavo.models.latent import LatentBlock, LatentConfig
-from octavo.models.sparse import COUNTS, NUMBERED, corrected, known_tensors, sparse_by_kind
+from octavo.models.sparse import COUNTS, NUMBERED, corrected, known_tensors, read_stored, sparse_by_kind
+
+_OF_K3: Final = (
+    *("activation_situ_beta", "attn_res_block_size", "latent_moe_use_norm", "mla_use_output_gate"),
+    "routed_expert_hidden_size",
+)
+"""Keys that Kimi K3 alone has."""
+_CAPS: Final = ("activation_situ_beta", "activation_situ_linear_beta")
+"""The soft caps of gates and of what they multiply, the second where it is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KimiLinearConfig(HybridConfig, LatentConfig):
     """Layers with a state, and attention over latents in the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiK3Config(KimiLinearConfig):
+    """Adds the layers whose outputs are a part of the residual together."""
+
+    part_layers: int
 
 
 class KimiLinearForCausalLM(HybridDecoder):
@@ -47,6 +70,10 @@ class KimiLinearForCausalLM(HybridDecoder):
     @classmethod
     def read(cls, c: Checkpoint) -> KimiLinearConfig:
         c.expect_all(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
+        own = c.section("linear_attn_config")
+        for section, names in ((c, _OF_K3), (own, ("gate_lower_bound", "use_full_rank_gate"))):
+            if section is not None:
+                section.refuse(*names, because="models of the architecture KimiK3ForConditionalGeneration have it")
         sizes = read_kimi_sizes(c, num_heads=32)
         return KimiLinearConfig.common_latent(
             c,
@@ -81,6 +108,111 @@ class HeadGatedLatentBlock(LatentBlock):
         return self.gate(super().attended(x, batch), self.head_gates(x))
 
 
+class PartsLayer(nn.Module):
+    """Attention and MLP, each behind a norm of what it attends to of the parts of the residual: the embedding, the sum
+    of what each whole group of layers has added, and the sum of those behind. `carries_residual` is False."""
+
+    def __init__(self, c: KimiK3Config, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
+        self.self_attn, self.mlp = attention, mlp
+        self.self_attention_res, self.mlp_res = (AttendedStreams(c.hidden_size, c.norm_eps) for _ in range(2))
+        self.add = Elementwise("add_to_last")
+        self.opens_part = False
+        """Whether the layer is the first of a group."""
+
+    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
+        """Return (the parts [tokens, parts · hidden], None)."""
+        out = self.self_attn(self.input_layernorm(self.self_attention_res(x)), batch)
+        x = torch.cat((x, out), 1) if self.opens_part else self.add(x, out)
+        return self.add(x, self.mlp(self.post_attention_layernorm(self.mlp_res(x)))), None
+
+
+class KimiK3ForConditionalGeneration(KimiLinearForCausalLM):
+    """The text model of Kimi K3: its layers read the residual in parts, experts are between two projections, and gates
+    of attention and activations have forms of their own.
+
+    Source: Moonshot's release.
+    """
+
+    REPLACED = {
+        **KimiLinearForCausalLM.REPLACED,
+        ".routed_expert_down_proj.": ".fc1_latent_proj.",
+        ".routed_expert_norm.": ".latent_norm.",
+        ".routed_expert_up_proj.": ".fc2_latent_proj.",
+    }
+    LAST_STAGE = (*KimiLinearForCausalLM.LAST_STAGE, "output_attn_res_norm", "output_attn_res_proj")
+    carries_residual = False
+    config: KimiK3Config
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> KimiK3Config:
+        c.expect_all(mla_use_nope=True, moe_router_activation_func="sigmoid", moe_layer_freq=1)
+        eps, sizes, kinds = c.positive_float("rms_norm_eps"), read_kimi_sizes(c, num_heads=32), _default_kinds(c)
+        own: dict[str, Any] = {"activation": c.expect("hidden_act", "silu", "situ"), "numbers": ()}
+        if own["activation"] == "situ":
+            stated = [each for each in _CAPS if each == _CAPS[0] or c.values.get(each) is not None]
+            own["numbers"] = tuple(c.positive_float(each, 1.0) for each in stated)
+        width = c.optional_positive("routed_expert_hidden_size") or 0
+        stored = read_stored(c, NUMBERED, width)
+        mixture = corrected(c, stored=stored, latent_width=width, **COUNTS, **own)
+        return KimiK3Config.common_latent(
+            c,
+            rope=None,
+            norm_eps=eps,
+            latent_eps=eps,
+            windows=(),
+            activation=own["activation"],
+            activation_numbers=own["numbers"],
+            mixture=replace(mixture, has_latent_norm=bool(width) and c.bool("latent_moe_use_norm", False)),
+            sparse=sparse_by_kind(c, 0),
+            kinds=read_kinds(c, kinds),
+            sizes=sizes,
+            attention=partial(HeadGatedLatentBlock, has_wide_gates=True)
+            if c.bool("mla_use_output_gate", False)
+            else LatentBlock,
+            recurrence=_k3_delta(c, sizes),
+            layer=PartsLayer,
+            part_layers=c.positive("attn_res_block_size"),
+        )
+
+    @classmethod
+    def of_one_more_layer(cls, c: Checkpoint, config: DecoderConfig) -> Mapping[str, Any]:
+        raise UnsupportedModel("speculative_config: the prediction layers of Kimi K3 are not read; take another method")
+
+    def __init__(self, c: KimiK3Config, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        for index, layer in self.layers.items():
+            cast("PartsLayer", layer).opens_part = int(index) % c.part_layers == 0
+        self.output_attn_res = AttendedStreams(c.hidden_size, c.norm_eps) if self.is_last else None
+
+    @property
+    def received_size(self) -> int | None:
+        """Width of the parts that the stage before has made; None for the first stage."""
+        parts = -(-self.layer_range.start // self.config.part_layers) + 1
+        return None if self.is_first else parts * self.config.hidden_size
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        assert self.output_attn_res is not None, "only the last stage has it"
+        return super().normalize(self.output_attn_res(x), None)
+
+    def _stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        return x[:, -self.config.hidden_size :].contiguous()
+
+
+def _k3_delta(c: Checkpoint, sizes: RecurrentSizes) -> Mixer:
+    section = c.section("linear_attn_config")
+    bound = None
+    if section is not None and section.values.get("gate_lower_bound") is not None:
+        bound = read_bound(section, "gate_lower_bound")
+    return kimi_delta(
+        convolutions=stored_convolutions(c, sizes),
+        bound=bound,
+        of_low_rank="f" if section is not None and section.bool("use_full_rank_gate", False) else "fg",
+        has_flat_logs=_has_flat_logs(c),
+    )
+
+
 class BailingHybridForCausalLM(HybridDecoder):
     """Ling 3.0: five layers of Kimi's delta attention with bounded decays for each one of attention over latents, whose
     heads have gates, and mixtures of DeepSeek V3.
@@ -109,9 +241,7 @@ class BailingHybridForCausalLM(HybridDecoder):
         dim = c.optional_positive("linear_head_dim") or c.positive("head_dim", 128)
         taps = c.optional_positive("linear_conv_kernel_dim") or c.positive("short_conv_kernel_size", 4)
         sizes = RecurrentSizes(heads, heads, dim, dim, taps)
-        bound = -c.float("kda_lower_bound", -5.0)
-        if not 0 < bound <= 1e6:
-            raise c.error("kda_lower_bound", "a number below 0, at least -1,000,000")
+        bound = read_bound(c, "kda_lower_bound")
         return KimiLinearConfig.common_latent(
             c,
             windows=(),
@@ -120,7 +250,7 @@ class BailingHybridForCausalLM(HybridDecoder):
             kinds=read_kinds(c, kinds),
             sizes=sizes,
             attention=HeadGatedLatentBlock,
-            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, is_low_rank=False),
+            recurrence=kimi_delta(convolutions=stored_convolutions(c, sizes), bound=bound, of_low_rank=""),
         )
 
 
@@ -152,7 +282,7 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
         delta = kimi_delta(
             convolutions=stored_convolutions(c, config.sizes),
             bound=-c.float("kda_lower_bound", -5.0),
-            is_low_rank=False,
+            of_low_rank="",
             has_flat_logs=_has_flat_logs(c),
         )
         return replace(
@@ -173,10 +303,11 @@ def _has_flat_logs(c: Checkpoint) -> bool:
 def _default_kinds(c: Checkpoint) -> list[str]:
     """Return the kinds of layers where `layer_types` is absent: `full_attn_layers` counts them from 1."""
     layers, linear = range(min(c.positive("num_hidden_layers"), MOST_LAYERS)), c.section("linear_attn_config")
-    stated = None if linear is None else linear.values.get("full_attn_layers")
-    if stated is None:
+    if linear is None or (stated := linear.values.get("full_attn_layers")) is None:
         return [ATTENTION if layer and layer % 4 == 0 else RECURRENT for layer in layers]
     if not isinstance(stated, list):
-        assert linear is not None
         raise linear.error("full_attn_layers", "a list of layers")
+    others = linear.values.get("kda_layers")
+    if others is not None and others != [layer + 1 for layer in layers if layer + 1 not in stated]:
+        raise linear.error("kda_layers", "the layers that full_attn_layers leaves out, in their order")
     return [ATTENTION if layer + 1 in stated else RECURRENT for layer in layers]

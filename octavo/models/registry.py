@@ -59,7 +59,7 @@ _CLASSES: Final = {
         "Granite GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared GraniteSWA HyperCLOVAX MiniCPM MiniCPM3"
     ),
     "jamba": "Jamba",
-    "kimi_linear": "BailingHybrid BailingMoeV3 KimiLinear",
+    "kimi_linear": "BailingHybrid BailingMoeV3 KimiK3ForConditionalGeneration KimiLinear",
     "laguna": "Laguna",
     "layer_norms": (
         "CodeGen Falcon GPT2LMHeadModel GPTBigCode GPTJ GPTNeo GPTNeoX JAISLMHeadModel Jais2 Nemotron Olmo Orion Phi "

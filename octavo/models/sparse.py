@@ -33,6 +33,8 @@ class Mixture:
     numbers: tuple[float, ...] = ()
     latent_width: int = 0
     """The width of experts' inputs and outputs, between two projections; 0 for the width of the stream."""
+    has_latent_norm: bool = False
+    """The sum of their outputs is normalised before the second of these projections."""
     shared_width: int = 0
     """Activations of the expert that all tokens take; 0 where there is none."""
     are_inputs_weighted: bool = False

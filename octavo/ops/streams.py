@@ -3,7 +3,7 @@
 x of `n` streams is [tokens, n · dim]. Sums over a row are made in an order that follows from its length alone.
 
 Sources: Baykal et al., "Alternating Updates for Efficient Transformers", https://arxiv.org/abs/2301.13310; You et al.,
-"Spark Transformer", https://arxiv.org/abs/2506.06644.
+"Spark Transformer", https://arxiv.org/abs/2506.06644; Kimi K3's release (residuals that are attended to).
 """
 
 from __future__ import annotations
@@ -76,6 +76,30 @@ def add_to_others(x: Tensor, y: Tensor) -> Tensor:
     """Return x with y [tokens, dim] added to every stream but the first one."""
     first, others = x[:, : y.shape[1]], x[:, y.shape[1] :].view(len(x), x.shape[1] // y.shape[1] - 1, y.shape[1])
     return torch.cat((first, (others + y.unsqueeze(1)).flatten(1)), 1)
+
+
+@in_pieces(2)
+def add_to_last(x: Tensor, y: Tensor) -> Tensor:
+    """Return x with y [tokens, dim] added to the last stream."""
+    before = x.shape[1] - y.shape[1]
+    return torch.cat((x[:, :before], x[:, before:] + y), 1)
+
+
+@in_pieces(1)
+def attended_streams(x: Tensor, norm: Tensor, query: Tensor, eps: float) -> Tensor:
+    """Return the mean [tokens, dim] of streams, weighed by the softmax of products of `query` with their norms.
+
+    norm, query: float32 [dim], the weight of the norm and what its results are multiplied with.
+    """
+    streams = x.float().view(len(x), x.shape[1] // len(query), len(query))
+    roots = torch.rsqrt(row_sums(streams * streams) / len(query) + eps)
+    scores = row_sums(streams * (norm * query)) * roots  # [tokens, n, 1]
+    weights = torch.exp(scores - scores.amax(1, keepdim=True))
+    total, weighed = weights[:, 0], streams[:, 0] * weights[:, 0]
+    for each in range(1, streams.shape[1]):
+        total = total + weights[:, each]
+        weighed = weighed + streams[:, each] * weights[:, each]
+    return (weighed / total).to(x.dtype)
 
 
 @in_pieces(None)
@@ -161,6 +185,13 @@ def other_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x[:, -x.shape[1] // states.shape[1] :] * 0.5
 
 
+def attended_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+    """Yield streams with a norm and a query."""
+    for x, states, _ in predicted_examples(dtype):
+        dim = x.shape[1] // states.shape[1]
+        yield x, 1.0 + 0.3 * normal(dim), normal(dim + 1)[1:], 1e-5
+
+
 def spread_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, ...]]:
     """Yield streams of other sizes, and some that are nearly nothing."""
     for x, y in other_examples(dtype):
@@ -179,6 +210,8 @@ OPERATORS = (
     Operator("predicted_streams", predicted_streams, predicted_examples),
     Operator("corrected_streams", corrected_streams, corrected_examples),
     Operator("add_to_others", add_to_others, other_examples),
+    Operator("add_to_last", add_to_last, other_examples),
+    Operator("attended_streams", attended_streams, attended_examples),
     Operator("spread_streams", spread_streams, spread_examples),
     Operator("mean_stream", mean_stream, spread_examples),
     Operator("largest_gates", largest_gates, gate_examples),

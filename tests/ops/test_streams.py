@@ -29,6 +29,16 @@ def added(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([each + y if place else each for place, each in enumerate(streams.unbind(1))], 1).flatten(1)
 
 
+def added_to_last(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat((x[:, : -y.shape[1]], x[:, -y.shape[1] :] + y), 1)
+
+
+def attended(x: Tensor, norm: Tensor, query: Tensor, eps: float) -> Tensor:
+    streams = x.unflatten(1, (-1, len(query)))
+    normed = torch.nn.functional.rms_norm(streams, query.shape, norm, eps)
+    return torch.einsum("tn,tnd->td", torch.softmax(normed @ query, 1), streams)
+
+
 def spread(x: Tensor, *others: Tensor) -> Tensor:
     streams = torch.stack(others, 1)
     size, own = x.square().mean(1)[:, None, None], streams.square().mean(2, keepdim=True)
@@ -43,6 +53,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "predicted_streams": predicted,
     "corrected_streams": corrected,
     "add_to_others": added,
+    "add_to_last": added_to_last,
+    "attended_streams": attended,
     "spread_streams": spread,
     "mean_stream": lambda x, *others: spread(x, *others).view(len(x), -1, x.shape[1]).mean(1),
     "largest_gates": gates,
