@@ -34,18 +34,19 @@ def sees_both(c: Checkpoint) -> bool:
 
 
 class DenseModule(msgspec.Struct, frozen=True):
-    """A linear layer behind the model: its folder or its file, its activation and whether it has a bias.
-
-    folder: "" for one among the weights of the model. prefix: what stands in the file before `weight` and `bias`.
-    """
+    """A linear layer after the model."""
 
     folder: str
+    """Folder of its weights; "" for weights among those of the model."""
     inputs: int
     outputs: int
     activation: str = "identity"
     bias: bool = True
+    """Whether it has a bias."""
     file: str | None = None
+    """File of its weights, where they are not in the folder."""
     prefix: str = "linear."
+    """Prefix of the names `weight` and `bias` in the file."""
 
     @property
     def is_among_weights(self) -> bool:
@@ -54,15 +55,16 @@ class DenseModule(msgspec.Struct, frozen=True):
 
 
 class TokenHeads(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that make a vector and a weight of each token beside the vector of a prompt (BGE-M3).
-
-    first, last: the token ids at the ends of a prompt. Vectors are of all tokens but the first, weights of all others.
-    """
+    """Layers that make a vector and a weight of each token beside the vector of a prompt (BGE-M3)."""
 
     vectors: DenseModule
+    """Applied to all tokens but the first."""
     weights: DenseModule
+    """Applied to all tokens but the first and the last."""
     first: int
+    """Token id at the start of a prompt."""
     last: int
+    """Token id at the end of a prompt."""
 
 
 class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,34 +30,32 @@ class TypedArray(msgspec.Struct, frozen=True):
 
 
 class MediaInput(msgspec.Struct, frozen=True):
-    """One image, sound or video of a prompt, the vectors that are given in place of all its tokens (`embeds`), or all
-    its tokens where they attend to each other (`prompt`), which no encoder reads.
-
-    digest: SHA-256 of the decoded content and the settings of its preprocessing.
-    spans: (offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it
-        through caches of its own (`views_of`).
-    num_embeddings: vectors that its encoder makes of it.
-    arrays: what the encoder reads, by name.
-    grid: rows and columns of each of its spans, where a model turns by them (M-RoPE).
-    times: positions in time of the parts of its one span, from the first; none where a span stands at one time.
-    is_whole: the tokens of a span attend to each other, so that a step computes all that are left of it.
-    offset: the first token that sees it, of an input without spans.
-    is_apart: its rows and columns count from 0, and what follows it goes on behind its last token. The first and the
-        last token of its span stand around the grid.
-    num_before: tokens before its first span that are computed as its own, so that their keys and values depend on it.
-    """
+    """One image, sound or video of a prompt; or vectors given in place of all its tokens (`embeds`); or all its tokens
+    where they attend to each other (`prompt`), which no encoder reads."""
 
     kind: Literal["image", "audio", "video", "embeds", "prompt"]
     digest: bytes
+    """SHA-256 of the decoded content and the settings of its preprocessing."""
     spans: tuple[tuple[int, int], ...]
+    """(offset, length) of the prompt's tokens that stand for it, mostly one; none where the decoder reads it through
+    caches of its own (`views_of`)."""
     num_embeddings: int
+    """Vectors that its encoder makes of it."""
     arrays: dict[str, TypedArray]
+    """Inputs of the encoder, by name."""
     is_whole: bool = False
+    """The tokens of a span attend to each other, so a step computes all that are left of it."""
     grid: tuple[int, int] | None = None
+    """Rows and columns of each of its spans, if positions depend on them (M-RoPE)."""
     times: tuple[int, ...] = ()
+    """Positions in time of the parts of its one span, from the first; none where a span has one time."""
     offset: int = 0
+    """The first token that sees it, of an input without spans."""
     is_apart: bool = False
+    """Its rows and columns count from 0, and positions after it continue from its last token. The first and the last
+    token of its span stand around the grid."""
     num_before: int = 0
+    """Tokens before its first span that are computed as its own, so that their keys and values depend on it."""
 
     @property
     def end(self) -> int:

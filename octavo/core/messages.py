@@ -120,10 +120,12 @@ class StopSequence(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """A named control call (`stats`, `reset_prefix_cache`, …). Its `CallResult` has the same id."""
+    """A named control call."""
 
     call_id: int
+    """Its `CallResult` has the same id."""
     method: str
+    """`stats`, `reset_prefix_cache`, …."""
     arguments: list[str | int | float | bool | list[int] | None] = []
 
 

@@ -48,19 +48,7 @@ A = TypeVar("A", bound=Attachment)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One stream of tokens.
-
-    epoch: grows with each preemption that drops what is pending; results of an older epoch are dropped.
-    num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
-    num_pending: tokens drawn by submitted steps whose results are not back.
-    num_repeated: accepted drafts before the last known token that are computed again, because no state was kept after
-    them.
-    is_resident: the worker holds this sequence's state.
-    candidates: the possible next tokens of this beam, kept until the group's other beams have theirs.
-    num_sent_tokens: leading tokens that were sent to the worker; maintained if the worker does not draw them itself.
-    attachments: state of features by class; a fork starts with forks of them. parent: the sequence that this one was
-    forked from, and the number of tokens shared then.
-    """
+    """One stream of tokens."""
 
     seq_id: int
     index: int
@@ -68,14 +56,23 @@ class Sequence:
     num_prompt_tokens: int
     status: SequenceStatus = SequenceStatus.WAITING
     epoch: int = 0
+    """Grows with each preemption that drops tokens in flight; results of an older epoch are dropped."""
     num_computed_tokens: int = 0
+    """Tokens whose KV is in the blocks once every submitted step has run."""
     num_pending: int = 0
+    """Tokens drawn by submitted steps whose results are not back."""
     num_repeated: int = 0
+    """Accepted drafts before the last known token that are computed again, because no state was kept after them."""
     is_resident: bool = False
+    """Whether the worker holds this sequence's state."""
     candidates: TokenLogprobs | None = None
+    """The possible next tokens of this beam, kept until the group's other beams have theirs."""
     num_sent_tokens: int = 0
+    """Leading tokens that were sent to the worker; maintained if the worker does not draw them itself."""
     attachments: dict[type[Attachment], Attachment] = field(default_factory=dict)
+    """State of features by class; a fork starts with forks of them."""
     parent: tuple[Sequence, int] | None = None
+    """The sequence that this one was forked from, and the number of tokens shared then."""
 
     @property
     def num_tokens(self) -> int:

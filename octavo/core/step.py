@@ -17,44 +17,42 @@ from octavo.core.step_times import PartTime
 
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence whose state the worker does not hold, or no longer holds.
-
-    A fork names a parent that the worker still holds: its first `num_shared_tokens` tokens are the parent's, and
-    `token_ids` holds those that follow. Without a parent `token_ids` holds all.
-
-    block_tables: the block ids in each cache group.
-
-    adapter: index of the adapter that its rows use, from 1 on; 0 for none.
-    media: if layers read encoders' outputs through caches of their own, these are written to its blocks before its
-    first row. pooled: set if the prompt becomes a vector.
-    grids: (offset, rows, columns) of the prompt's images and of the frames of its videos, if positions depend on them
-    (M-RoPE); after these the times of frames that are one span.
-    are_grids_apart: `MediaInput.is_apart` of these.
-    whole_spans: (offset, length) of the prompt's tokens that attend to each other, as those of images may.
-    views: which vectors of encoders' outputs its tokens see, where layers read these through caches.
-    end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
-    is_drafted: whether the worker's own draft model computes its prompt too.
-    """
+    """A sequence whose state the worker does not hold, or no longer holds."""
 
     seq_id: int
     index: int
     epoch: int
     token_ids: list[int]
+    """All known tokens; of a fork, those that follow the shared ones."""
     num_prompt_tokens: int
     block_tables: list[list[int]]
+    """Block ids in each cache group."""
     params: SamplingParams
     end_token_ids: tuple[int, ...] = ()
+    """All ids that end the sequence (end-of-sequence and stop ids): banned until `min_tokens` is reached."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     parent_id: int | None = None
+    """A sequence that the worker still holds, of which this one is a fork."""
     num_shared_tokens: int = 0
+    """Leading tokens that are the parent's."""
     adapter: int = 0
+    """Index of the adapter that its rows use, from 1 on; 0 for none."""
     grids: tuple[tuple[int, ...], ...] = ()
+    """(offset, rows, columns) of the prompt's images and of the frames of its videos, if positions depend on them
+    (M-RoPE); after these the times of frames that are one span."""
     are_grids_apart: bool = False
+    """`MediaInput.is_apart` of these."""
     whole_spans: tuple[tuple[int, int], ...] = ()
+    """(offset, length) of the prompt's tokens that attend to each other, as those of images may."""
     views: tuple[View, ...] = ()
+    """Vectors of encoders' outputs that its tokens see, where layers read these through caches."""
     media: tuple[MediaInput, ...] = ()
+    """Inputs whose encoders' outputs are written to its blocks before its first row, where layers read these through
+    caches."""
     pooled: PooledPrompt | None = None
+    """Set if the prompt becomes a vector."""
     is_drafted: bool = False
+    """Whether the worker's own draft model computes its prompt too."""
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -66,33 +64,32 @@ class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
-    """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence.
-
-    table_changes: how its block tables changed since its last row: at most once in each cache group, mostly not at all.
-    num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
-    With n samples, sample i is drawn for the child with index i.
-    num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
-    num_candidates: instead of drawing, return this many likeliest tokens after the last position (beam search).
-    token_ids: the last known tokens of the sequence, which were chosen or drawn since its previous row. They are sent
-    for groups that wait for results, and to workers that do not draw tokens.
-    drafts: the last of the row's tokens when they are guesses that follow the known ones (`num_tokens` counts them). A
-    token is drawn after the last known token and after each draft. The result is the drawn tokens up to and with the
-    first that differs from the draft in its place, so it does not depend on the drafts.
-    num_proposals: number of guesses after the drawn tokens that the worker's own draft model makes for a later row. The
-    row's blocks have room for as many more tokens.
-    """
+    """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence."""
 
     seq_id: int
     epoch: int
     start: int
     num_tokens: int
+    """Drafts included."""
     num_samples: int
+    """Tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end. Sample i of
+    n is drawn for the child with index i."""
     table_changes: tuple[TableChange, ...] = ()
+    """Changes of its block tables since its last row: at most one in each cache group, mostly none."""
     num_prompt_logprobs: int = 0
+    """Positions of this row, from its first, whose successor's log-probability is wanted."""
     num_candidates: int = 0
+    """Number of the likeliest tokens after the last position to return instead of drawing (beam search)."""
     token_ids: tuple[int, ...] = ()
+    """The last known tokens of the sequence, which were chosen or drawn since its previous row. They are sent for
+    groups that wait for results, and to workers that do not draw tokens."""
     drafts: tuple[int, ...] = ()
+    """Guesses that follow the known tokens, the last of the row's tokens. A token is drawn after the last known token
+    and after each draft. The result is the drawn tokens up to and with the first that differs from the draft in its
+    place, so it does not depend on the drafts."""
     num_proposals: int = 0
+    """Guesses that the worker's own draft model makes after the drawn tokens, for a later row. The row's blocks have
+    room for as many more tokens."""
 
 
 class Proposals(NamedTuple):
@@ -176,27 +173,26 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
-
-    tokens: the drawn tokens: one, or several after drafts. In a row with several samples, token i is the first one
-    of the child with index i.
-    candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
-    forced: tokens that the grammar determines after the drawn ones, if guesses are wanted. proposed: guesses of the
-    worker's draft model after these, at most the row's `num_proposals`. pooled: the vector of a completed prompt,
-    float32.
-    is_undrawn: the row should have drawn and has to be computed again, because its grammar is not compiled yet.
-    """
+    """Results of one row, in the order of the step's rows."""
 
     seq_id: int
     epoch: int
     tokens: list[TokenLogprobs]
+    """The drawn tokens: one, or several after drafts. In a row with several samples, token i is the first one of the
+    child with index i."""
     prompt_logprobs: PromptLogprobs | None = None
     error: RequestError | None = None
+    """Ends the request of this row; others continue."""
     candidates: TokenLogprobs | None = None
+    """The likeliest tokens, of a row with `num_candidates`; its own `token_id` is the first."""
     is_undrawn: bool = False
+    """The row should have drawn and has to be computed again, because its grammar is not compiled yet."""
     forced: tuple[int, ...] = ()
+    """Tokens that the grammar determines after the drawn ones, if guesses are wanted."""
     proposed: tuple[int, ...] = ()
+    """Guesses of the worker's draft model after `forced`, at most the row's `num_proposals`."""
     pooled: bytes | None = None
+    """The vector of a completed prompt, float32."""
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):

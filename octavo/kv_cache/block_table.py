@@ -9,32 +9,30 @@ from octavo.kv_cache.block_pool import NULL_BLOCK
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """Written by the block manager alone.
-
-    blocks: for each cache group the block ids in the order of the tokens; null blocks stand for those that no later
-        step reads. Empty while the sequence has no blocks.
-    is_on_host: the ids are those of host blocks: the sequence is swapped out.
-    num_unseen: for each cache group how many leading blocks are null.
-    snapshots: of the prompt, the numbers of leading blocks behind which a state is to be found later.
-    digests: names of the full blocks of known tokens, as far as they were needed.
-    num_published: leading blocks that the prefix index may name.
-    tail: the name of the partly filled block behind them that the prefix index may have; None where there is none.
-    encoding: names of the blocks with an encoder's output that it has written; mostly empty.
-    lacks_encoding: its next row is to write these blocks.
-    writable_end: tokens from the next one to be computed up to this one lie in blocks of this sequence alone; 0 where
-        that has to be looked up.
-    """
+    """The blocks of one sequence in each cache group. Only the block manager writes it."""
 
     blocks: list[list[int]] = field(default_factory=list)
+    """For each cache group the block ids in the order of the tokens; null blocks stand for those that no later step
+    reads. Empty while the sequence has no blocks."""
     num_unseen: list[int] = field(default_factory=list)
+    """For each cache group the number of leading null blocks."""
     snapshots: tuple[int, ...] = ()
+    """Of the prompt, the numbers of leading blocks after which a state is kept for later requests."""
     is_on_host: bool = False
+    """The ids are those of host blocks: the sequence is swapped out."""
     digests: list[bytes] = field(default_factory=list)
+    """Digests of the full blocks of known tokens, as far as they were needed."""
     num_published: int = 0
+    """Leading blocks that the prefix index may have."""
     tail: bytes | None = None
+    """Digest of the partly filled block after these, if the prefix index may have it."""
     encoding: tuple[bytes, ...] = ()
+    """Digests of the blocks with an encoder's output that it has written; mostly empty."""
     lacks_encoding: bool = False
+    """Its next row has to write these blocks."""
     writable_end: int = 0
+    """Tokens from the next one to be computed up to this one are in blocks of this sequence alone; 0 where that is not
+    known."""
 
     def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:
         """Replace all blocks. `num_published` leading ones are in the prefix index."""

@@ -35,13 +35,16 @@ class Frames(msgspec.Struct, frozen=True):
 
 
 class Around(NamedTuple):
-    """Tokens around a sound. end: the last of those that stand for it, where they are not its marker. group: so many
-    vectors have the tokens around them; None for all."""
+    """Tokens around a sound."""
 
     before: list[int] = []
+    """Tokens before each group."""
     end: list[int] = []
+    """The last tokens that stand for the sound, where these are not its marker."""
     behind: list[int] = []
+    """Tokens after each group."""
     group: int | None = None
+    """Vectors in a group; None for all."""
 
     def write(self, written: list[int], token: int, made: Sequence[MediaInput]) -> list[MediaInput]:
         """Return the parts of a sound with their places, and add their tokens to `written`, which already has those of

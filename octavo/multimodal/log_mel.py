@@ -25,18 +25,20 @@ _PIECE: Final = 1 << 12
 
 
 class LogMel(msgspec.Struct, frozen=True, dict=True):
-    """Settings of the feature extractor, by its names. num_frames: of a window, as the encoder reads it. is_whole: the
-    bands are those of the HTK up to half the rate, and there is a frame around the end of the sound, as torchaudio has
-    it; else as Whisper has it."""
+    """Settings of Whisper's feature extractor, by its names."""
 
     num_frames: int
+    """Frames of a window, as the encoder reads it."""
     num_vectors: int
+    """Vectors that the encoder makes of a window."""
     feature_size: int = 80
     sampling_rate: int = 16_000
     hop_length: int = 160
     n_fft: int = 400
     win_length: int = 400
     is_whole: bool = False
+    """Whether bands and frames are torchaudio's: HTK bands up to half the sampling rate, and a frame around the end of
+    the sound. Else they are Whisper's."""
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> LogMel:

@@ -25,14 +25,17 @@ _BINS: Final = ("per_bin_mean", "per_bin_stddev")
 
 
 class UsmMel(msgspec.Struct, frozen=True, dict=True):
-    """extractor: transformers' name. settings: its own, by its names. seconds: how long a sound may be. num_vectors: of
-    the longest sound."""
+    """Settings of a feature extractor of the Universal Speech Model."""
 
     extractor: str
+    """Its class in transformers."""
     settings: Mapping[str, Any]
+    """Its settings, by its names."""
     sampling_rate: int
     seconds: float
+    """Length of the longest sound."""
     num_vectors: int
+    """Vectors of the longest sound."""
 
     @classmethod
     def of(cls, path: Path, extractor: str, num_bands: int, frame_ms: float, num_vectors: int) -> UsmMel:

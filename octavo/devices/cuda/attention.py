@@ -53,15 +53,15 @@ _MOST_AHEAD: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Division:
-    """States how keys are divided. It decides the order of sums, and so the bits: all steps of an engine have the same.
-
-    chunk: keys that are summed up before chunks are merged. tile: keys of one product, a part of a chunk; fewer for
-    large heads. programs: number of programs below which sequences are divided further, which changes no bit.
-    """
+    """The division of keys into chunks and tiles. It decides the order of sums, and so the bits: all steps of an engine
+    have the same."""
 
     chunk: int = CHUNK
+    """Keys that are summed before chunks are merged."""
     tile: int = TILE
+    """Keys of one product, a part of a chunk; fewer for large heads."""
     programs: int = _PROGRAMS
+    """With fewer programs, sequences are divided further, which changes no bit."""
 
 
 class _Part(NamedTuple):

@@ -53,11 +53,13 @@ _LAYOUTS: Final = {"i32": "i", "i64": "q", "fp32": "f"}
 
 
 class Call(NamedTuple):
-    """The key of a variant. types: those of the arguments, such as "*bf16/16", "i32", "1". constants: with options."""
+    """The key of a compiled variant of a kernel."""
 
     kernel: str
     types: tuple[str, ...]
+    """Types of the arguments, such as "*bf16/16", "i32", "1"."""
     constants: frozenset[tuple[str, Any]]
+    """Values of constants and options of compilation."""
 
 
 def call_of(kernel: str, arguments: Iterable[Any], constants: Mapping[str, Any], unspecialized: frozenset[int]) -> Call:

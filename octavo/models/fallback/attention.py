@@ -39,13 +39,18 @@ class Call(NamedTuple):
     """The sizes and options of an attention layer's call of its kernel."""
 
     layer: int
+    """Number of the layer."""
     heads: int
     kv_heads: int
     dim: int
+    """Size of a head of queries and keys."""
     value_dim: int
+    """Size of a head of values."""
     scale: float
     window: int | None
+    """Keys up to itself that a query sees, itself included; None for all."""
     soft_cap: float | None
+    """Bound of scores, by tanh; None for none."""
 
     @property
     def cache_dim(self) -> int:
