@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from octavo.cli.report import report
+from octavo.pipes.address import SCHEMES
 from octavo.pipes.pipe import Listener, connect
 
 AGAINST = {"shm": "memcpy", "tcp": "sendall", "unix": "sendall", "nixl": "sendall"}
@@ -63,13 +64,8 @@ class Ways:
         secret = secrets.token_bytes(32)
         plain = socket.create_server(("127.0.0.1", 0))
         path = f"{tempfile.gettempdir()}/octavo-pipes-{os.getpid()}"
-        places = {
-            "tcp": "tcp://127.0.0.1:0",
-            "nixl": "nixl://127.0.0.1:0",
-            "unix": f"unix://{path}.unix",
-            "shm": f"shm://{path}.shm",
-        }
-        listeners = {kind: Listener(places[kind], secret) for kind in kinds}
+        places = {kind: f"{path}.{kind}" if SCHEMES[kind].is_local else "127.0.0.1:0" for kind in kinds}
+        listeners = {kind: Listener(f"{kind}://{place}", secret) for kind, place in places.items()}
         addresses = {"sendall": f"127.0.0.1:{plain.getsockname()[1]}"}
         addresses |= {kind: listener.address for kind, listener in listeners.items()}
         context = multiprocessing.get_context("spawn")

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -62,13 +63,23 @@ OnNote = Callable[[int, bytes], None]
 """Called with the number of a rank and a note of it, from any thread."""
 
 
-def make_executor(
-    config: EngineConfig, on_death: Callable[[str], None] | None = None, on_note: OnNote | None = None
-) -> Executor:
+OnDeath = Callable[[str], None]
+"""Called with the reason, from any thread, as soon as a rank has failed or died."""
+
+StartRanks = Callable[["EngineConfig", OnDeath | None, OnNote | None], Executor]
+"""Starts the ranks of a configuration, their models opened but not loaded; raises ConfigError where it cannot."""
+
+EXECUTORS: Final = {
+    "multiprocess": "octavo.executor.ranks:start_ranks",
+    "ray": "octavo.executor.ray:start_ray_ranks",
+}
+"""Value of the option `executor` → the `StartRanks` of several ranks, which is imported when it is used."""
+
+
+def make_executor(config: EngineConfig, on_death: OnDeath | None = None, on_note: OnNote | None = None) -> Executor:
     """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch.
 
-    on_death: called with the reason, from any thread, as soon as a rank has failed or died. on_note: called with what
-    the workers' half of a KV connector sends; None without one.
+    on_note: called with what the workers' half of a KV connector sends; None without one.
 
     Raises ConfigError or CheckpointError.
     """
@@ -79,13 +90,8 @@ def make_executor(
         from octavo.worker.opening import check_sizes
 
         check_sizes(config)
-    if config.device.executor == "ray":
-        from octavo.executor.ray import start_ray_ranks
-
-        return start_ray_ranks(config, on_death, on_note)
-    from octavo.executor.ranks import start_ranks
-
-    return start_ranks(config, on_death, on_note)
+    start: StartRanks = resolve_name(EXECUTORS[config.device.executor])
+    return start(config, on_death, on_note)
 
 
 def open_rank(

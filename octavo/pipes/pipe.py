@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Final
 
 import msgspec
 import torch
@@ -25,8 +24,9 @@ from torch import Tensor
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
 from octavo.core.listening import Greetings, cut, in_time, listen_privately, open_connection
 from octavo.errors import ConfigError, PipeClosed, PipeError
+from octavo.pipes.address import SCHEMES, Address
+from octavo.pipes.carrier import Carrier
 from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
-from octavo.pipes.socket_pipe import Carrier, SocketCarrier
 
 DEADLINE_S: Final = 30.0
 """Seconds that a message may take once it has begun, unless the pipe is made with another deadline."""
@@ -142,41 +142,6 @@ def connect(
         raise PipeError(f"{address} cannot be reached: {error}") from error
 
 
-class Address(NamedTuple):
-    """A parsed address: "tcp://host:port", "nixl://host:port", "unix:///path" or "shm:///path".
-
-    place: the path of a Unix socket (over which `shm` passes memory), or host and port.
-    """
-
-    scheme: str
-    family: socket.AddressFamily
-    place: str | tuple[str, int]
-
-    @classmethod
-    def parse(cls, text: str, secret: bytes | None) -> Address:
-        """Raises ConfigError, also where any process could connect without a secret."""
-        try:
-            parts = urlsplit(text)
-            if parts.scheme in ("tcp", "nixl") and parts.hostname and parts.port is not None:
-                if not secret:
-                    raise ConfigError(f"{text} needs a secret, since any process can connect; set cluster_secret_file")
-                family = socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET
-                return cls(parts.scheme, family, (parts.hostname, parts.port))
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"{text!r} is no address of a pipe: {error}") from error
-        if parts.scheme in ("unix", "shm") and not parts.netloc and parts.path.startswith("/"):
-            return cls(parts.scheme, socket.AF_UNIX, parts.path)
-        raise ConfigError(f"{text!r} is no address of a pipe; expected tcp://host:port, unix:///path or shm:///path")
-
-    def __str__(self) -> str:
-        if isinstance(self.place, str):
-            return f"{self.scheme}://{self.place}"
-        host, port = self.place
-        return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"
-
-
 class Listener:
     """Accepts connections of other processes. Each proves the secret in a thread of its own, so that others need not
     wait."""
@@ -256,22 +221,10 @@ def _greeted(connection: socket.socket, address: Address, secret: bytes | None, 
         if secret is not None and not authenticate(connection, secret, is_listener=is_listener):
             raise PipeError(f"the other end of {address} does not know the secret")
         keep_alive(connection)
-        return _carrier(address.scheme, connection, is_listener=is_listener)
+        return SCHEMES[address.scheme].open_carrier(connection, is_listener=is_listener)
     except BaseException:
         connection.close()
         raise
-
-
-def _carrier(scheme: str, connection: socket.socket, *, is_listener: bool) -> Carrier:
-    if scheme == "shm":
-        from octavo.pipes.shared_memory_pipe import open_shared_memory
-
-        return open_shared_memory(connection, is_listener=is_listener)
-    if scheme == "nixl":
-        from octavo.pipes.nixl_pipe import open_nixl
-
-        return open_nixl(connection, is_listener=is_listener)
-    return SocketCarrier(connection)
 
 
 def _bound(address: Address) -> socket.socket:

@@ -1,41 +1,22 @@
-"""The interface of the carrier of a pipe's bytes, and the carrier over a stream socket."""
+"""Pipes through a stream socket: over TCP, or a Unix socket of this machine."""
 
 from __future__ import annotations
 
 import select
 import socket
 import time
-from typing import Protocol
 
 from octavo.core.listening import cut
 from octavo.errors import PipeClosed, PipeError
 
 
-class Carrier(Protocol):
-    """Moves bytes to the other end, in order. Deadlines are of `time.monotonic`.
-
-    Every method raises PipeClosed when the other end has closed the connection, PipeError when the deadline is over.
-    One thread sends and one receives at a time.
-    """
-
-    def send(self, head: bytes, body: memoryview, deadline: float) -> None:
-        """Send `head` and `body`; `body` is not read after the return."""
-
-    def receive_head(self, into: memoryview, deadline: float | None) -> None:
-        """Fill `into` from the head of a message. PipeClosed is raised only before its first byte."""
-
-    def receive_body(self, into: memoryview, deadline: float) -> None:
-        """Fill `into` with the whole body."""
-
-    def interrupt(self) -> None:
-        """End waiting calls at both ends. Idempotent; from any thread."""
-
-    def close(self) -> None:
-        """Release the connection; no other call is being made, and none but `interrupt` follows."""
+def open_socket(connection: socket.socket, *, is_listener: bool) -> SocketCarrier:
+    """Return the carrier that is the connection itself; both ends do the same."""
+    return SocketCarrier(connection)
 
 
 class SocketCarrier:
-    """Sends heads and bodies through a connected socket."""
+    """A `Carrier` that sends heads and bodies through a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from octavo.config.device_args import ParallelArgs
 from octavo.config.schema import EngineConfig
 from octavo.core import processes
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.executor.executor import make_executor
+from octavo.executor.executor import EXECUTORS, make_executor
 from octavo.worker.worker import Worker
 from tests.fakes.checkpoints import make_checkpoint
 from tests.worker.engine_config import make_config
@@ -48,6 +50,21 @@ def test_sizes_are_checked_before_ranks_beyond_processors_start(
     monkeypatch.setattr(processes, "spawn", lambda *_: pytest.fail("a rank is started"))
     with pytest.raises(ConfigError, match="tensor_parallel_size is 1000, must divide"):
         make_executor(config)
+
+
+def test_another_executor_is_a_function_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "How to add an executor" in CONTRIBUTING.md says; the name is one that the option has."""
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), tensor_parallel_size=2, executor="ray")
+    monkeypatch.setitem(EXECUTORS, "ray", f"{__name__}:start_nothing")
+    assert make_executor(config, print) == (config, print, None)
+
+
+def start_nothing(*given: Any) -> Any:
+    return given
+
+
+def test_the_option_has_the_executors() -> None:
+    assert get_args(get_type_hints(ParallelArgs)["executor"]) == tuple(EXECUTORS)
 
 
 def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,8 @@ from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_transfer import peer_server, peer_source
 from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage, TransferDone, TransferRefused, Want
 from octavo.kv_transfer.peer_link import PeerLink, greet, listen, open_socket
-from octavo.pipes.pipe import Address, _bound
+from octavo.pipes.address import Address
+from octavo.pipes.pipe import _bound
 from tests.fakes.engine import make_request, run_alone
 from tests.fakes.executor import STATE
 from tests.fakes.linked_engines import SECRET, Engine, LinkedExecutor, finish, step_until

@@ -10,19 +10,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from octavo.pipes import address
 from octavo.pipes.pipe import Listener, Pipe, connect
 
 SECRET = b"a secret of these tests"
 WAIT_S = 100.0
 HAS_NIXL = find_spec("nixl") is not None
-SCHEMES = ("tcp", "unix", "shm", *(("nixl",) if HAS_NIXL else ()))
+SCHEMES = tuple(name for name in address.SCHEMES if name != "nixl" or HAS_NIXL)
 
 _numbers = itertools.count()
 
 
 def fresh_address(scheme: str) -> str:
     """Return an address that nothing listens on; the path of a Unix socket has to be short."""
-    if scheme in ("tcp", "nixl"):
+    if not address.SCHEMES[scheme].is_local:
         return f"{scheme}://127.0.0.1:0"
     return f"{scheme}://{tempfile.gettempdir()}/octavo-pipe-{Path('/proc/self').resolve().name}-{next(_numbers)}"
 

@@ -14,8 +14,11 @@ import torch
 
 from octavo.core.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
+from octavo.pipes import address
+from octavo.pipes.address import Address, Scheme
 from octavo.pipes.metadata import DTYPES, MAX_HEADER_BYTES
-from octavo.pipes.pipe import Address, Listener, Pipe, connect
+from octavo.pipes.pipe import Listener, Pipe, connect
+from octavo.pipes.socket_pipe import SocketCarrier
 from tests.pipes.ends import SCHEMES, SECRET, WAIT_S, Ends, Running, fresh_address
 
 MB = 1 << 20
@@ -431,6 +434,34 @@ def test_a_unix_socket_belongs_to_its_user_and_replaces_a_dead_one(tmp_path: Any
 def test_what_is_no_address_is_named(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a pipe"):
         Listener(address, SECRET)
+
+
+class FlippedCarrier(SocketCarrier):
+    """Sends every bit of a body flipped."""
+
+    def send(self, head: bytes, body: memoryview, deadline: float) -> None:
+        super().send(head, memoryview(bytes(255 - each for each in body)), deadline)
+
+    def receive_body(self, into: memoryview, deadline: float) -> None:
+        super().receive_body(into, deadline)
+        into[:] = bytes(255 - each for each in into)
+
+
+def open_flipped(connection: socket.socket, *, is_listener: bool) -> FlippedCarrier:
+    return FlippedCarrier(connection)
+
+
+def test_another_carrier_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "How to add a pipe" in CONTRIBUTING.md says."""
+    monkeypatch.setitem(address.SCHEMES, "flipped", Scheme(f"{__name__}:open_flipped", is_local=True))
+    ends = Ends("flipped")
+    ends.near.send_tensor(torch.arange(5), b"header")
+    found, header = ends.far.recv_tensor(WAIT_S)
+    assert found is not None
+    assert (found.tolist(), header) == ([0, 1, 2, 3, 4], b"header")
+    ends.close()
+    with pytest.raises(ConfigError, match="flipped:///path"):
+        Listener("flipped://host:1", SECRET)
 
 
 def test_a_closed_listener_gives_no_pipe_to_a_process_that_was_proving_the_secret() -> None:
