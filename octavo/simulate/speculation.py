@@ -9,7 +9,8 @@ import msgspec
 from octavo.config.schema import SpeculativeConfig
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.simulate.executor import SimulatedExecutor
-from octavo.speculation.speculation import Drafting, Guess, Speculation
+from octavo.speculation.source import Guess
+from octavo.speculation.speculation import Speculation
 
 
 class Guessing(msgspec.Struct, frozen=True):
@@ -21,17 +22,23 @@ class Guessing(msgspec.Struct, frozen=True):
 
     def proposer(self, executor: SimulatedExecutor) -> Speculation:
         """Return the proposer of a replica, which learns costs and acceptance as that of an engine does."""
-        return _Given(self.config, self.acceptance, executor)
+        # the host takes no time in a simulation
+        return Speculation(self.config, clock=lambda: 0.0, sources=(_Scripted(self, executor),))
 
 
-class _Given(Speculation):
-    def __init__(self, config: SpeculativeConfig, acceptance: float, executor: SimulatedExecutor) -> None:
-        super().__init__(config, clock=lambda: 0.0)  # the host takes no time in a simulation
-        self._acceptance, self._executor = acceptance, executor
+class _Scripted:
+    """A `GuessSource` that knows what comes, and errs with the given probability."""
 
-    def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+    def __init__(self, guessing: Guessing, executor: SimulatedExecutor) -> None:
+        self._most, self._acceptance = guessing.config.num_speculative_tokens, guessing.acceptance
+        self._executor = executor
+
+    def begin(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+    def guess(self, group: SequenceGroup, sequence: Sequence) -> Guess | None:
         place, seed = sequence.num_output_tokens, group.request.params.seed
-        source, most = random.Random(f"{seed} {sequence.index} {place}"), self._config.num_speculative_tokens
+        source, most = random.Random(f"{seed} {sequence.index} {place}"), self._most
         num_right = next((i for i in range(most) if source.random() >= self._acceptance), most)
         tokens = self._executor.output_tokens(group.request, sequence.index, place, num_right)
         return Guess(tokens + [-1] * (most - len(tokens)), "given", len(sequence.token_ids))

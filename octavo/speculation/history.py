@@ -25,7 +25,8 @@ _FACTORS: Final = 0x9E3779B1, 0x85EBCA77
 
 
 class History:
-    """Tokens that are searched. A search reads each of them once, unless its last two never stood side by side."""
+    """Tokens that are searched, as the `Attachment` of a sequence or for many. A search reads each of them once, unless
+    its last two never stood side by side."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens = array("i", tokens)
@@ -37,7 +38,7 @@ class History:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def copy(self) -> History:
+    def fork(self) -> History:
         """Return the same tokens in memory of their own."""
         return History(self._tokens)
 

@@ -1,4 +1,4 @@
-"""The proposer of an engine: it looks guesses up, and hands over as many as pay.
+"""The proposer of an engine: it takes guesses where its method finds some, and hands over as many as pay.
 
 A guess is compared with what is drawn whether a step has verified it or not, so that how often guesses are right is
 known before any costs time.
@@ -7,74 +7,66 @@ known before any costs time.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.schema import MODEL_METHODS, SpeculativeConfig
-from octavo.core.cache_key import CacheKey
+from octavo.config.schema import SpeculativeConfig
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import NO_PROPOSALS, Proposals
-from octavo.speculation.history import History
 from octavo.speculation.length import MOST_TOKENS, Acceptance, StepBudget, StepCosts, Tally
 from octavo.speculation.pace import SearchPace
 from octavo.speculation.proposals import DraftCosts, ProposalLength
+from octavo.speculation.source import Guess, GuessSource
+from octavo.speculation.sources import SOURCES
 
-_MOST_KEYS: Final = 64
-"""Cache keys whose outputs are kept; the one that was not used for longest goes first."""
 _FORCED: Final = "forced"
 _PROPOSED: Final = "draft model"
-_MOST_SHARED_TOKENS: Final = 1 << 16
-"""Tokens of outputs that are kept for one cache key."""
-
-
-class Guess(NamedTuple):
-    """What may follow a sequence. kind: guesses of one kind are right about as often."""
-
-    tokens: list[int]
-    kind: Hashable
-    num_known: int
-    """Tokens of the sequence before the first guess."""
-
-    def behind(self, known: list[int]) -> Guess | None:
-        """Return the guesses behind all known tokens; None where those differ, or there are none."""
-        drawn = known[self.num_known :]
-        if len(drawn) >= len(self.tokens) or drawn != self.tokens[: len(drawn)]:
-            return None
-        return self._replace(tokens=self.tokens[len(drawn) :], num_known=len(known))
 
 
 class Drafting:
-    """What is kept for one sequence: its tokens, its last guess, and how often guesses for it were right."""
+    """What is kept for one sequence: its last guess, and how often guesses for it were right."""
 
-    def __init__(self, history: History, own: Tally) -> None:
-        self.history, self.own = history, own
+    def __init__(self, tried: float = 0.0, right: float = 0.0) -> None:
+        self.own = Tally(tried, right)
         self.guess: Guess | None = None
         self.given: dict[str, Guess] = {}
         """For each kind: the guess that came back with the last results."""
 
+    def given_behind(self, known: list[int]) -> Guess | None:
+        """Return what came back and agrees with the known tokens: what a form leaves no choice of, else what a model
+        guesses."""
+        for kind in (_FORCED, _PROPOSED) if self.given else ():
+            given = self.given.get(kind)
+            rest = None if given is None else given.behind(known)
+            if rest is not None:
+                return rest
+        return None
+
     def fork(self) -> Drafting:
-        return Drafting(self.history.copy(), Tally(self.own.tried, self.own.right))
+        return Drafting(self.own.tried, self.own.right)
 
 
 class Speculation:
-    """Guesses by lookup: in a predicted output, in the request's own tokens, in outputs of others of its cache key."""
+    """Guesses that came back with results, or that the sources of the method find on the host."""
 
     def __init__(
         self,
         config: SpeculativeConfig,
         clock: Callable[[], float] = time.perf_counter,
         *,
+        sources: tuple[GuessSource, ...] | None = None,
         is_prefill: bool = False,
         repeats: bool = False,
     ) -> None:
-        """clock: seconds of the host, by which the time of searching is counted. is_prefill: of a core that
-        computes prompts for others. repeats: whether right guesses are computed again, as states need it."""
+        """clock: seconds of the host, by which the time of searching is counted. sources: None for those of the method.
+        is_prefill: of a core that computes prompts for others. repeats: whether right guesses are computed again, as
+        states need it."""
         self.num_resting = 0
         self._config = config
+        self._sources = SOURCES[config.method](config) if sources is None else sources
         self._is_prefill, self._repeats = is_prefill, repeats
         self.costs = StepCosts(config.step_ms)
         self.acceptance = Acceptance()
@@ -91,9 +83,6 @@ class Speculation:
         if config.has_model:
             most, catches_up = config.num_speculative_tokens, config.catches_up
             self._length = ProposalLength(most, catches_up=catches_up, repeats=repeats)
-        self._shared: OrderedDict[CacheKey, History] = OrderedDict()
-        self._live: deque[tuple[SequenceGroup, Sequence]] = deque()
-        """Sequences whose outputs others may look up once they have ended."""
 
     def note_step(self, num_tokens: int, seconds: float, num_plain: int) -> None:
         pace = self._pace
@@ -183,7 +172,7 @@ class Speculation:
         began = self._pace.clock()
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         self._compare(state, sequence)
-        guess = state.guess = self.look_up(group, sequence, state)
+        guess = state.guess = self._guess(group, sequence, state)
         count = 0
         if guess is not None:
             most = min(max_drafts, len(guess.tokens), self._config.num_speculative_tokens)
@@ -195,11 +184,10 @@ class Speculation:
         return [] if guess is None else guess.tokens[:count]
 
     def _begin(self, group: SequenceGroup, sequence: Sequence) -> Drafting:
-        state = Drafting(History(group.request.prediction_token_ids), Tally())
+        state = Drafting()
         sequence.attach(state)
-        if self._config.method == "suffix":
-            self._collect()
-            self._live.append((group, sequence))
+        for source in self._sources:
+            source.begin(group, sequence)
         return state
 
     def _compare(self, state: Drafting, sequence: Sequence) -> None:
@@ -214,67 +202,11 @@ class Speculation:
         if guess.kind == _PROPOSED:
             self.acceptance.note_places(guess.kind, num_tried, num_right)
 
-    def look_up(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
+    def _guess(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
         """Return what may follow a sequence; None where nothing is known."""
-        history = state.history
-        num_new = len(sequence.token_ids) - len(history) + len(group.request.prediction_token_ids)
-        history.extend(sequence.token_ids[-num_new:] if num_new else ())
-        for source in _SOURCES[self._config.method]:
-            if (guess := source(self, group, sequence, state)) is not None:
+        if (given := state.given_behind(sequence.token_ids)) is not None:
+            return given
+        for source in self._sources:
+            if (guess := source.guess(group, sequence)) is not None:
                 return guess
         return None
-
-    def _given(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
-        """Return what came back with results: what a form leaves no choice of, else what a model guesses."""
-        for kind in (_FORCED, _PROPOSED) if state.given else ():
-            given = state.given.get(kind)
-            rest = None if given is None else given.behind(sequence.token_ids)
-            if rest is not None:
-                return rest
-        return None
-
-    def _predicted(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
-        """Return the rest of the predicted output, while the output is its beginning."""
-        predicted = group.request.prediction_token_ids
-        if not predicted or predicted[: sequence.num_output_tokens] != sequence.token_ids[sequence.num_prompt_tokens :]:
-            return None
-        begun = predicted[sequence.num_output_tokens :][: self._config.num_speculative_tokens]
-        return Guess(begun, "predicted", len(sequence.token_ids)) if begun else None
-
-    def _repeated(self, group: SequenceGroup, sequence: Sequence, state: Drafting) -> Guess | None:
-        """Return what followed the last tokens before: in the sequence, or where more of them agree in outputs of
-        others, which only `suffix` keeps."""
-        config, history, num_known = self._config, state.history, len(sequence.token_ids)
-        tail, most = history.last(config.prompt_lookup_max), config.num_speculative_tokens
-        shared = self._shared.get(group.request.cache_key) if self._shared else None
-        own = history.find(tail, config.prompt_lookup_min, is_own=True)
-        others = None if shared is None else shared.find(tail, config.prompt_lookup_min)
-        if shared is not None and others is not None and (own is None or others.length > own.length):
-            return Guess(shared.after(others.end, most), ("shared", others.length), num_known)
-        return None if own is None else Guess(history.after(own.end, most), ("own", own.length), num_known)
-
-    def _collect(self) -> None:
-        """Move the outputs of sequences that have ended to those that others look up."""
-        for _ in range(len(self._live)):
-            group, sequence = self._live.popleft()
-            if not sequence.status.is_finished:
-                self._live.append((group, sequence))
-                continue
-            key = group.request.cache_key
-            shared = self._shared.setdefault(key, History())
-            self._shared.move_to_end(key)
-            shared.extend(sequence.token_ids[sequence.num_prompt_tokens :])
-            shared.drop_first(max(0, len(shared) - _MOST_SHARED_TOKENS))
-            if len(self._shared) > _MOST_KEYS:
-                self._shared.popitem(last=False)
-
-
-_Source = Callable[[Speculation, SequenceGroup, Sequence, Drafting], Guess | None]
-_LOOKUP: Final[tuple[_Source, ...]] = (Speculation._given, Speculation._predicted, Speculation._repeated)
-_SOURCES: Final[Mapping[str, tuple[_Source, ...]]] = {
-    "grammar": (Speculation._given,),
-    "ngram": _LOOKUP,
-    "suffix": _LOOKUP,
-    **dict.fromkeys(MODEL_METHODS, (Speculation._given, Speculation._predicted)),
-}
-"""By method: where guesses are looked for, in this order."""

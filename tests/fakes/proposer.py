@@ -92,7 +92,7 @@ class EagerSpeculation(Speculation):
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
-        guess = self.look_up(group, sequence, state)
+        guess = self._guess(group, sequence, state)
         return [] if guess is None else guess.tokens[: self._some(max_drafts)]
 
     def _some(self, most: int) -> int:
