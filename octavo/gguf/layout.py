@@ -13,7 +13,7 @@ from octavo.errors import CheckpointError
 from octavo.gguf.architectures import ARCHITECTURES, Architecture, architecture_of
 from octavo.gguf.encoders import pooling
 from octavo.gguf.metadata import Metadata
-from octavo.gguf.names import LAYER
+from octavo.gguf.names import LAYER, OWN, TOPS
 from octavo.gguf.orders import ORDERED, Order
 from octavo.gguf.reader import Array, GGUFFile, GGUFTensor
 
@@ -24,12 +24,12 @@ _SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 """Kinds of stretched positions; longrope without tensors of factors stretches none."""
 _ADAPTER_TENSOR: Final = re.compile(r"blk\.([0-9]{1,9})\.([\w.]+)\.weight\.lora_([ab])")
 _MODULE: Final = re.compile(r"[\w.]+\w")
-_TOP: Final = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor, or one expert's part of it, under the name that a checkpoint in Hugging Face layout has for it."""
+    """A tensor, or one expert's part of it. name: in a checkpoint in Hugging Face layout; behind `OWN` that in the
+    model."""
 
     name: str
     tensor: GGUFTensor
@@ -119,10 +119,10 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
-    """Yield the tensors under their names in a checkpoint. Raises CheckpointError for one that is not known."""
+    """Yield the tensors under the names of modules. Raises CheckpointError for one that is not known."""
     meta = Metadata(file)
     kept, num_layers = architecture_of(meta), meta.num_layers
-    names, tops = {**LAYER, **kept.names}, {**_TOP, **kept.tops}
+    names, tops = {**LAYER, **kept.names}, {**TOPS, **kept.tops}
     yield from _of_numbers(kept, meta)
     for tensor in file.tensors:
         found = _TENSOR.fullmatch(tensor.name)
@@ -131,10 +131,7 @@ def placed_tensors(file: GGUFFile) -> Iterator[Placed]:
             continue
         top, _, suffix = tensor.name.rpartition(".")
         if found is None and top in tops:
-            name, is_norm = (
-                f"{'' if top == 'output' else kept.prefix}{tops[top]}.{suffix}",
-                tensor.name.endswith("norm.weight"),
-            )
+            name, is_norm = f"{OWN}{tops[top]}.{suffix}", tensor.name.endswith("norm.weight")
             stacked = range(tensor.shape[0]) if "{}" in name else (None,)
             # tables of one row have no dimension of rows
             form = (1, *tensor.shape) if top in ("token_types", "cls.output") and suffix == "weight" else None
@@ -154,11 +151,11 @@ def _of_numbers(kept: Architecture, meta: Metadata) -> Iterator[Placed]:
             number = value.number(layer, shape) if isinstance(value, Array) else None
             if number is None:
                 raise CheckpointError(f"{meta.where}: {key} is {value!r}, expected a float32 for each layer")
-            yield Placed(f"{kept.prefix}{kept.layers}.{layer}.{name}", number)
+            yield Placed(f"{OWN}layers.{layer}.{name}", number)
 
 
 def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGUFTensor, str]]:
-    """Yield the tensors of an adapter: the name of the module in a checkpoint, A or B, and q or k where rows of B are
+    """Yield the tensors of an adapter: the name of the module, A or B, and q or k where rows of B are
     those of queries or keys in pairs that turn together. family: the class of the model.
 
     Raises CheckpointError for a tensor that is not known, and for an adapter of another architecture.
@@ -183,7 +180,7 @@ def adapter_tensors(file: GGUFFile, family: str) -> Iterator[tuple[str, str, GGU
                 "not implemented; give the adapter in the layout of PEFT"
             )
         turned = found[2][-1] if kept.is_permuted and found[2] in ("attn_q", "attn_k") and found[3] == "b" else ""
-        yield f"{kept.prefix}{kept.layers}.{found[1]}.{name}", found[3].upper(), tensor, turned
+        yield f"{OWN}layers.{found[1]}.{name}", found[3].upper(), tensor, turned
 
 
 def _of_layer(
@@ -196,7 +193,7 @@ def _of_layer(
         if not heads or tensor.shape[0] % (2 * heads):
             raise CheckpointError(f"{meta.where}: {tensor.name} has {tensor.shape[0]} rows, expected {heads} heads")
     path, _, part = name.partition("/")
-    full = f"{kept.prefix}{kept.layers}.{layer}.{path}"
+    full = f"{OWN}layers.{layer}.{path}"
     if own.endswith("norm"):
         suffix = suffix or ".weight"  # some converters leave it out
     if full.endswith(("!", "_")):

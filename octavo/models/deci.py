@@ -117,10 +117,11 @@ class DeciLMForCausalLM(DecoderStack):
     def __init__(self, c: DeciConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda index: Layer(c, mesh, index))
         linear = "|".join(str(index) for index, block in enumerate(c.blocks) if block.kv_heads is None)
-        self._linear = re.compile(rf"((?:model\.)?layers\.(?:{linear})\.self_attn\.)o_proj\.") if linear else None
+        self._linear = re.compile(rf"(layers\.(?:{linear})\.self_attn\.)o_proj\.") if linear else None
 
-    def own_name(self, name: str) -> str:
+    def stored_name(self, path: str) -> str:
         # in GGUF files such a product has the name of the projection behind attention
+        name = super().stored_name(path)
         return name if self._linear is None else self._linear.sub(r"\1linear_attn.", name)
 
 

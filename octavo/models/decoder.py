@@ -42,10 +42,10 @@ class DecoderStack(nn.Module):
 
     The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
     names of the decoder, and that `RENAMED` maps names of modules, wherever they are, to their names there; a module
-    whose name there is empty leaves no trace. `REPLACED` has parts of stored names with what stands in their place
-    here, in the order in which they are replaced; `NAMES` has patterns of such parts, which come before them. Tensors
-    that match a pattern of `IGNORED` (a regular expression for the whole name, without prefix) are known and not
-    needed.
+    whose name there is empty leaves no trace. Tensors of GGUF files have the names of modules (`gguf.names`).
+    `REPLACED` has parts of stored names with what stands in their place here, in the order in which they are replaced;
+    `NAMES` has patterns of such parts, which come before them. Tensors that match a pattern of `IGNORED` (a regular
+    expression for the whole name, without prefix) are known and not needed.
     """
 
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
@@ -304,10 +304,14 @@ class DecoderStack(nn.Module):
         """Yield every layer with its path in the checkpoint."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
-                top, *parts = path.split(".")
-                # modules within a layer that are called like the last norm keep their names
-                names = (part if part == "norm" else self.RENAMED.get(part, part) for part in parts)
-                yield ".".join(filter(None, (self.RENAMED.get(top, top), *names))), module
+                yield self.stored_name(path), module
+
+    def stored_name(self, path: str) -> str:
+        """Return the name in checkpoints, without prefix, of a module or a tensor with this path here."""
+        top, *parts = path.split(".")
+        # modules within a layer that are called like the last norm keep their names
+        names = (part if part == "norm" else self.RENAMED.get(part, part) for part in parts)
+        return ".".join(filter(None, (self.RENAMED.get(top, top), *names)))
 
     def plain_bytes(self) -> int:
         """Return the bytes of all parameters before any layer is finished."""

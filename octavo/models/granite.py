@@ -129,6 +129,10 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
             return config
         return replace(config, ropes=ropes_by_layer(c, config.rope, config.num_layers))
 
+    def stored_name(self, path: str) -> str:
+        # stacked experts have the usual names
+        return super().stored_name(path).replace(".experts.output_linear", ".experts.down_proj")
+
 
 GraniteMoeSWAForCausalLM = GraniteSWAForCausalLM
 

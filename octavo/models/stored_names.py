@@ -14,6 +14,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.media_families import media_family
 from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError
+from octavo.gguf.names import OWN
 from octavo.layers.layer import TensorSlot
 from octavo.models.decoder import LAYER_NUMBER, DecoderStack
 from octavo.models.weight_files import FLOATS, StoredTensor
@@ -84,6 +85,8 @@ def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[
 
 def strip_prefix(model: DecoderStack, name: str) -> str:
     """Return a checkpoint's name for a tensor without prefix."""
+    if name.startswith(OWN):
+        return model.stored_name(name.removeprefix(OWN))
     name = model.own_name(name)
     for prefix in (*_OF_A_TEXT_MODEL, *model.PREFIXES):
         if name.startswith(prefix):

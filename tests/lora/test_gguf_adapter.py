@@ -17,13 +17,15 @@ from octavo.gguf.reader import read_gguf
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.gguf_files import Stored, convert, gguf_bytes, permuted, plain
 from tests.lora.adapted_run import AdaptedRun
-from tests.lora.adapter_folders import LINEAR, make_adapter
+from tests.lora.adapter_folders import ATTENTION, LINEAR, make_adapter
 
 PROMPT = list(range(3, 24))
 NAMES = {
     **{f"{each}_proj": f"attn_{each}" for each in "qkv"},
     "o_proj": "attn_output",
     **{f"{each}_proj": f"ffn_{each}" for each in ("gate", "up", "down")},
+    "c_fc": "ffn_up",
+    "c_proj": "ffn_down",
 }
 
 
@@ -44,10 +46,15 @@ def as_gguf(base: Path, folder: Path, path: Path, *, is_permuted: bool, **metada
     return path
 
 
-@pytest.mark.parametrize(("family", "architecture"), [("llama", "llama"), ("qwen3", "qwen3")])
-def test_adapter_of_llama_cpp_computes_what_that_of_peft_does(family: str, architecture: str, tmp_path: Path) -> None:
-    base = make_checkpoint(family, tmp_path / "base")
-    folder = make_adapter(base, tmp_path / "adapter", LINEAR, rank_pattern={"k_proj": 8})
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [("llama", LINEAR), ("qwen3", LINEAR), ("starcoder2", (*ATTENTION, "c_fc", "c_proj"))],
+)
+def test_adapter_of_llama_cpp_computes_what_that_of_peft_does(
+    architecture: str, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    base = make_checkpoint(architecture, tmp_path / "base")
+    folder = make_adapter(base, tmp_path / "adapter", targets, rank_pattern={"k_proj": 8})
     is_permuted = architecture == "llama"
     file = as_gguf(base, folder, tmp_path / "a.gguf", is_permuted=is_permuted, **{"general.architecture": architecture})
     for model in (base, convert(base, architecture)):
@@ -71,7 +78,7 @@ def test_adapter_of_layers_in_another_order_is_refused_and_of_others_read(tmp_pa
     tensors = {"blk.0.attn_q.weight.lora_a": rows, "blk.1.ssm_out.weight.lora_a": rows}
     path.write_bytes(gguf_bytes({"general.architecture": "qwen35"}, tensors))
     found = adapter_tensors(read_gguf(path), "Qwen3_5ForCausalLM")
-    assert next(found)[:2] == ("model.layers.0.self_attn.q_proj", "A")
+    assert next(found)[:2] == ("octavo.layers.0.self_attn.q_proj", "A")
     with pytest.raises(CheckpointError, match=r"blk\.1\.ssm_out\.weight\.lora_a .*; give the adapter in the layout of"):
         next(found)
 

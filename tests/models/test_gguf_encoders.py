@@ -144,7 +144,7 @@ def test_a_decoder_that_a_file_makes_an_encoder_of(tmp_path: Path) -> None:
             *("XLMRobertaForSequenceClassification", XLM, {"classifier.output_labels": ["a", "b", "c"]}, dict),
             r"classifier\.output_labels is .*expected a name for each of the 2 rows of cls\.output\.weight",
         ),
-        ("BertModel", {}, {"context_length": 7}, dict, r"position_embeddings.weight has shape \[130, 64\]"),
+        ("BertModel", {}, {"context_length": 7}, dict, r"embed_positions.weight has shape \[130, 64\]"),
         (
             *("BertModel", {}, {}, lambda found: {**found, "dense_2.weight": found["token_types.weight"]}),
             r"holds dense_2\.weight, which BertModel does not read",
