@@ -87,7 +87,7 @@ _LIMITS: Final = {
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
     "instruction": FieldLimits("it is part of every pair", chars=65_536),
-    "embedding_types": FieldLimits("each is made of every vector", entries=2),
+    "embedding_types": FieldLimits("each is made of every vector", entries=4),
     "documents": FieldLimits(
         _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
     ),

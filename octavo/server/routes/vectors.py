@@ -113,6 +113,7 @@ class CohereEmbeddings(Struct, kw_only=True):
     embeddings: dict[str, list[Raw | str]]
     texts: list[str]
     meta: dict[str, Any]
+    response_type: str = "embeddings_by_type"
 
 
 @dataclass(frozen=True)

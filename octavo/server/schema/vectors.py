@@ -32,6 +32,8 @@ MOST: Final = 2**63 - 1
 
 BINARY: Final = ("bytes", "bytes_only")
 """Formats with a binary response: with a header that describes the arrays, and without it."""
+BITS: Final = ("binary", "ubinary")
+"""Formats of `/v2/embed` with a byte for each eight numbers."""
 MOST_DESCRIBED: Final = 512
 """Most arrays that a header describes: clients refuse lines of more than 64 KiB."""
 _SLICE: Final = 4096
@@ -39,13 +41,16 @@ _SLICE: Final = 4096
 
 
 class Encoding(Struct, frozen=True, kw_only=True):
-    """How a request wants vectors. type: "float32", "float16" or "bfloat16". order: "native", "little" or "big"."""
+    """How a request wants vectors. type: "float32", "float16" or "bfloat16". order: "native", "little" or "big". The
+    formats of `BITS` have one bit of each number."""
 
     format: str = "float"
     type: str = "float32"
     order: str = "native"
 
     def value(self, array: NDArray[np.float32]) -> Raw | str:
+        if self.format in BITS:
+            return Raw(_numbers(_packed(array, self.format)))
         return b64encode(self.binary(array)).decode() if self.format == "base64" else Raw(_numbers(array))
 
     def binary(self, array: NDArray[np.float32]) -> bytes:
@@ -71,7 +76,15 @@ class Encoding(Struct, frozen=True, kw_only=True):
         return b"".join(parts), described
 
 
-def _numbers(array: NDArray[np.float32]) -> bytes:
+def _packed(array: NDArray[np.float32], kind: str) -> NDArray[np.int16]:
+    """Return a byte for each eight numbers of [size], the first number in its highest bit: 1 for a number from 0 on.
+    Bytes of "ubinary" are from 0 to 255, those of "binary" 128 less, as Cohere has them."""
+    import numpy as np
+
+    return np.packbits(array >= 0).astype(np.int16) - (128 if kind == "binary" else 0)
+
+
+def _numbers(array: NDArray[Any]) -> bytes:
     """Return the JSON of an array, [size] or [rows, size], made in slices so that few numbers become objects at
     once."""
     if array.ndim > 1:
@@ -200,7 +213,7 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
     images: Annotated[Any, Refused("send images to /v1/embeddings, as parts of messages", harmless=([],))] = None
     inputs: Annotated[Any, Refused("send texts; images go to /v1/embeddings, as parts of messages")] = None
     input_type: str | None = None
-    embedding_types: list[Literal["float", "base64"]] | None = None
+    embedding_types: list[Literal["float", "binary", "ubinary", "base64"]] | None = None
     output_dimension: Annotated[int, Meta(ge=1, le=MOST)] | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=MOST)] | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
@@ -214,7 +227,14 @@ class CohereEmbedRequest(VectorRequest, kw_only=True, forbid_unknown_fields=True
 
     def prompts(self, preparer: Preparer) -> list[Prompt]:
         vectors = preparer.tools.vectors
-        known = vectors.checked(EMBED).prompts
+        config = vectors.checked(EMBED)
+        size, known = self.output_dimension or config.size, config.prompts
+        if size % 8 and any(each in BITS for each in self.embedding_types or ()):
+            raise InvalidRequest(
+                f"embedding_types asks for bits of vectors of {size} numbers, which must be a multiple of 8; set "
+                "output_dimension to one, or take float or base64",
+                field="embedding_types",
+            )
         kind = self.input_type or ""
         name = next((each for each in (kind, *_INPUT_TYPES.get(kind, ())) if each in known), None)
         return [vectors.prompted(Prompt(text=text), name) for text in checked_texts("texts", self.texts)]

@@ -7,6 +7,7 @@ import json
 import struct
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
@@ -14,6 +15,7 @@ from octavo.config.pooling_config import LateInteraction
 from octavo.config.schema import PoolingConfig
 from octavo.core.prompt import Prompt
 from octavo.server.schema import pairs
+from octavo.server.schema.vectors import Encoding
 from tests.server.conftest import Served
 from tests.server.raw import ask
 
@@ -110,6 +112,18 @@ def test_cohere_names_prompts_by_the_type_of_input(embedding: Served) -> None:
     answer = post(embedding, "/v2/embed", texts=["a"], input_type="search_query", embedding_types=["float"]).json
     assert answer["embeddings"] == {"float": [[0, ord("q"), ord(":"), 97]]}
     assert answer["meta"]["billed_units"] == {"input_tokens": 4}
+
+
+def test_cohere_gets_a_bit_of_each_number(embedding: Served) -> None:
+    answer = post(embedding, "/v2/embed", texts=["ab"], embedding_types=["binary", "ubinary"]).json
+    assert answer["embeddings"] == {"binary": [[0b11100000 - 128]], "ubinary": [[0b11100000]]}
+    assert answer["response_type"] == "embeddings_by_type"
+    array = np.array([-1.0, 0.5, 0.0, -2.0, 1.0, 1.0, -1.0, -1.0, -1.0, 3.0], np.float32)
+    assert bytes(Encoding(format="ubinary").value(array)) == b"[108,64]"
+    assert bytes(Encoding(format="binary").value(array)) == b"[-20,-64]"
+    refused = post(embedding, "/v2/embed", texts=["a"], embedding_types=["ubinary"], output_dimension=12)
+    assert (refused.status, refused.json["error"]["param"]) == (400, "embedding_types")
+    assert "vectors of 12 numbers, which must be a multiple of 8" in refused.json["error"]["message"]
 
 
 def test_long_inputs_are_refused_or_cut_at_their_end(embedding: Served) -> None:
