@@ -154,6 +154,7 @@ class SequenceGroup:
     waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
     num_fetched_tokens: prompt tokens that a connector has supplied. num_dropped_tokens: tokens whose KV was dropped by
     its last preemption by recomputation.
+    num_counted_tokens: prompt tokens that statistics have counted.
     num_passed: how often a later group was admitted before this one while it was the first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities were sent (the first has none).
     num_sent_events: events of the timeline that were sent to the front.
@@ -182,6 +183,7 @@ class SequenceGroup:
         self.num_fetched_tokens = 0
         self.cache_miss_reason = ""
         self.num_dropped_tokens = 0
+        self.num_counted_tokens = 0
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
         self.num_sent_events = 0
@@ -201,7 +203,7 @@ class SequenceGroup:
             self.sequences.append(sequence)
         self.live = [sequence for sequence in self.sequences if not sequence.status.is_finished]
         self.is_forked = self.was_preempted = True
-        self.num_prompt_logprobs_sent = len(prompt)
+        self.num_prompt_logprobs_sent = self.num_counted_tokens = len(prompt)
         self.num_dropped_tokens = len(prompt) + sum(sequence.num_output_tokens - 1 for sequence in self.live)
 
     @property

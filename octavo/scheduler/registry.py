@@ -183,13 +183,20 @@ class Registry:
             stats.num_recomputed_tokens += max(0, group.num_dropped_tokens - cached)
             group.metrics.note(now, "scheduled again")
         else:
-            stats.num_prompt_tokens += group.num_prompt_tokens
             self.num_queued_tokens -= group.num_prompt_tokens
             self._turns.note_admitted(group)
             group.num_cached_tokens, group.cache_miss_reason = cached, because
             group.metrics.first_scheduled_time = now
             group.metrics.note(now, "scheduled")
         self._run(group)
+
+    def count_prompt(self, group: SequenceGroup, num_computed: int) -> None:
+        """Count the prompt tokens among the first `num_computed` of the group, cached ones included, each once: those
+        that a preemption drops are not counted again."""
+        num_counted = min(num_computed, group.num_prompt_tokens)
+        if num_counted > group.num_counted_tokens:
+            self.stats.num_prompt_tokens += num_counted - group.num_counted_tokens
+            group.num_counted_tokens = num_counted
 
     def swap_in(self, group: SequenceGroup, now: float) -> None:
         """Move a swapped group to the running ones."""

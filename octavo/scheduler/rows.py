@@ -186,6 +186,8 @@ class RowPlanner:
         )
         sequence.is_resident = True
         sequence.num_computed_tokens = end  # drafts count once they have turned out to be right
+        if group.num_counted_tokens < group.num_prompt_tokens:
+            self._registry.count_prompt(group, end)
         self._note_filled(group, sequence, plan)
         if row.num_samples or row.num_candidates:
             sequence.num_pending = pending + 1

@@ -437,6 +437,18 @@ class TestMetrics:
         assert first.metrics.first_token_time is not None
         assert second.metrics is None
 
+    def test_prompt_tokens_count_when_they_are_computed_and_once(self) -> None:
+        core = make_core(max_num_batched_tokens=8, block_size=4, num_blocks=10, preemption_mode="recompute")
+        core.add_request(make_request("a", range(20), max_tokens=20))
+        counts = []
+        for _ in range(4):
+            core.step()
+            counts.append(core.stats().num_prompt_tokens)
+        assert counts == [8, 16, 20, 20]
+        run(core, [make_request("b", range(50, 62), max_tokens=20)])
+        assert core.stats().num_preemptions > 0
+        assert core.stats().num_prompt_tokens == 32
+
     def test_counts_add_up(self) -> None:
         core = make_core(max_num_batched_tokens=64)
         run(core, [make_request("a", range(9), max_tokens=3), make_request("b", range(9), n=2, max_tokens=3)])
