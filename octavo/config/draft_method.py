@@ -29,8 +29,9 @@ def _method_of(draft: Checkpoint, given: str) -> str:
         if architecture == method.architecture:
             return name
     marks = f"{architecture} {draft.values.get('speculators_model_type')}".lower()
-    if "dflash" in marks:
-        return "dflash"
+    for name in ("dflash", "dspark"):
+        if name in marks:
+            return name
     if "eagle3" in marks or "peagle" in marks or draft.values.get("draft_vocab_size") is not None:
         return "eagle3"
     # the first heads have the architecture of their model

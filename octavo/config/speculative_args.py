@@ -36,11 +36,18 @@ class ModelMethod:
     catches_up: bool = False
 
 
+def _most_of_dspark(c: Section) -> int:
+    """Return the tokens of a block; the last known one gives a guess, too, unless the library says otherwise."""
+    size = c.optional_positive("block_size") or c.positive("dspark_block_size", 16)
+    return max(1, size - (not c.bool("sample_from_anchor", c.values.get("speculators_model_type") is None)))
+
+
 MODEL_METHODS: Final[Mapping[str, ModelMethod]] = {
     "draft_model": ModelMethod(catches_up=True),
     "eagle": ModelMethod("draft_heads.EagleHead"),
     "eagle3": ModelMethod("draft_heads.Eagle3Head"),
     "dflash": ModelMethod("block_heads.BlockHead", most=lambda c: max(1, c.positive("block_size", 16) - 1)),
+    "dspark": ModelMethod("block_heads.MarkovHead", most=_most_of_dspark),
     "medusa": ModelMethod(
         "state_heads.MedusaHead", "MedusaModel", most=lambda c: c.positive("num_heads"), catches_up=True
     ),
@@ -82,8 +89,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     method: ngram looks the last tokens up in the prompt and the output of the request, suffix also in outputs of other
     requests that share its prefix cache. grammar guesses what structured output leaves no choice of, and nothing else;
-    the others guess that too. draft_model runs a second model beside the first, eagle, eagle3, dflash, medusa and
-    mlp_speculator a head that was trained for its hidden states, and mtp the layer of its own checkpoint for that.
+    the others guess that too. draft_model runs a second model beside the first, eagle, eagle3, dflash, dspark, medusa
+    and mlp_speculator a head that was trained for its hidden states, and mtp the layer of its own checkpoint for that.
     Where model is set it may be left out, and follows from that checkpoint.
     num_speculative_tokens: most guesses for a sequence in a step. How many there are follows from measured costs.
     prompt_lookup_max, prompt_lookup_min: how many last tokens are looked up, the longest match first.

@@ -16,7 +16,7 @@ from octavo.errors import ConfigError, UnsupportedModel
 
 _LAYERS: Final = "transformer_layer_config"
 _SPECULATORS: Final = "speculators_config"
-_METHODS: Final = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash"}
+_METHODS: Final = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 """By `speculators_model_type`: the method of `speculative_config`."""
 
 

@@ -1,11 +1,13 @@
-"""Heads that guess a block of tokens in one pass: DFlash. Source: https://arxiv.org/abs/2602.06036.
+"""Heads that guess a block of tokens in one pass: DFlash and DSpark. Source: https://arxiv.org/abs/2602.06036.
 
 The keys and values of known tokens are made of the model's streams at their positions. Behind them stands the block:
-the last known token, and masks, which all see each other. The states of the masks give the guesses.
+the last known token, and masks, which all see each other. Their states give the guesses; those of DSpark follow from
+the token before, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,8 +15,11 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.distributed.mesh import Mesh
+from octavo.layers.embedding import Embedding
 from octavo.layers.linear import ColumnLinear
+from octavo.layers.routers import ExactLinear
 from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention, head_norms, stream_norm
 from octavo.models.decoder import DecoderStack
 from octavo.models.draft_heads import DraftHead, HeadConfig, mask_token, tensor_names
@@ -37,10 +42,12 @@ class BlockConfig(HeadConfig):
     """Whether the last known token's state gives the first guess, and not that of the first mask."""
 
     @classmethod
-    def read_block(cls, c: Checkpoint) -> Self:
-        """Read the config of a head. Raises CheckpointError or UnsupportedModel."""
+    def read_block(cls, c: Checkpoint, **own_fields: Any) -> Self:
+        """Read the config of a head; `own_fields` adds or replaces fields. Raises CheckpointError or
+        UnsupportedModel."""
         names, own = tensor_names(c), c.section("dflash_config") or c
-        behind, noted = own.values.get("target_layer_ids"), c.values.get("aux_hidden_state_layer_ids")
+        layers, name = _stated((own, c), "target_layer_ids", "dspark_target_layer_ids")
+        behind, noted = layers.values.get(name), c.values.get("aux_hidden_state_layer_ids")
         if isinstance(behind, list) and all(type(each) is int for each in behind):
             noted = [each + 1 for each in behind]  # they count the streams behind layers
         if not isinstance(noted, list) or not noted or not all(type(each) is int for each in noted):
@@ -54,10 +61,21 @@ class BlockConfig(HeadConfig):
             is_bidirectional=not own.bool("causal", False),
             noted_layers=tuple(noted),
             target_size=c.optional_positive("target_hidden_size") or c.positive("hidden_size"),
-            mask_token=mask_token(own, c.positive("vocab_size")),
-            block_size=c.optional_positive("block_size") or _USUAL_BLOCK,
-            is_anchor_first=own.bool("sample_from_anchor", False),
+            mask_token=_mask_token(c, own),
+            block_size=c.optional_positive("block_size") or c.positive("dspark_block_size", _USUAL_BLOCK),
+            **{"is_anchor_first": own.bool("sample_from_anchor", False), **own_fields},
         )
+
+
+def _mask_token(c: Checkpoint, own: Section) -> int:
+    section, name = _stated((own, c), "mask_token_id", "dspark_noise_token_id")
+    return mask_token(section, c.positive("vocab_size"), name)
+
+
+def _stated(sections: Sequence[Section], *names: str) -> tuple[Section, str]:
+    """Return the first section and name that have a value; the first of both where none has."""
+    pairs = [(section, name) for section in sections for name in names]
+    return next((each for each in pairs if each[0].values.get(each[1]) is not None), pairs[0])
 
 
 class BlockHead(DraftHead):
@@ -98,3 +116,36 @@ class BlockHead(DraftHead):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         assert self.norm is not None
         return super().compute_logits(self.norm(hidden))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkovConfig(BlockConfig):
+    """Adds the width of the vectors of tokens before a guess."""
+
+    markov_rank: int
+
+
+class MarkovHead(BlockHead):
+    """DSpark: DFlash, with logits that the token before each guess changes. Its estimates of confidence are not read.
+
+    Source: DeepSeek's releases for Qwen3.
+    """
+
+    config: MarkovConfig
+    IGNORED = (*BlockHead.IGNORED, r"confidence_head\..*", "mask_embedding")
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> MarkovConfig:
+        c.expect("markov_head_type", "vanilla")
+        is_first = c.bool("sample_from_anchor", c.values.get("speculators_model_type") is None)
+        return MarkovConfig.read_block(c, is_anchor_first=is_first, markov_rank=c.positive("markov_rank"))
+
+    def __init__(self, c: MarkovConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh)
+        parts = {"markov_w1": Embedding(c.embedded_tokens, c.markov_rank)}
+        self.markov_head = nn.ModuleDict({**parts, "markov_w2": ExactLinear(c.markov_rank, c.vocab_size)})
+
+    def logits_behind(self, states: Tensor, before: Tensor) -> Tensor:
+        """Return float32 logits [rows, tokens] behind streams [rows, hidden] and the tokens before, int64 [rows]."""
+        changes: Tensor = self.markov_head["markov_w2"](self.markov_head["markov_w1"](before))
+        return self.compute_logits(states) + changes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo.models.block_heads import BlockHead
+from octavo.models.block_heads import BlockHead, MarkovHead
 from octavo.sampling.metadata import SamplingRow
 from octavo.worker.drafter import Drafter, DrafterParts, Span
 
@@ -70,23 +72,60 @@ class BlockDrafter(_MaskDrafter):
     """A drafter with a DFlash head, which makes keys and values of known tokens, and fills masks behind the last."""
 
     def __init__(self, head: BlockHead, parts: DrafterParts) -> None:
-        super().__init__(head, parts, head.config.mask_token, head.config.block_size - 1)
-        self._shift = int(not head.config.is_anchor_first)
+        self._is_anchor_first = head.config.is_anchor_first
+        super().__init__(head, parts, head.config.mask_token, head.config.block_size - (not self._is_anchor_first))
 
     def _guess(self, active: Sequence[Span], hidden: Tensor) -> dict[int, list[int]]:
         """Return the guesses by place; `hidden` is what keys and values of known tokens were made of."""
         guesses: dict[int, list[int]] = {}
         for spans, counts in self._parts(active):
-            self._mask(spans, counts)
-            both = [*zip(spans, counts, strict=True)]
+            masks = [count - self._is_anchor_first for count in counts]
+            self._mask(spans, masks)
+            both = [*zip(spans, masks, strict=True)]
             rows = [span.row(span.num_known - 1, span.num_known + count) for span, count in both]
-            states, start = self._model(self._builder.build(rows)), self._shift
-            indices: list[int] = []
-            for count in counts:
-                indices += range(start, start + count)
-                start += 1 + count
-            guesses |= self._fill(states[torch.tensor(indices, device=states.device)], spans, counts)
+            batch = self._builder.build(rows)
+            states = self._model(batch)
+            anchors = [0, *accumulate(1 + count for count in masks)][:-1]
+            starts = [at + (not self._is_anchor_first) for at in anchors]
+            indices = [start + at for start, count in zip(starts, counts, strict=True) for at in range(count)]
+            read = states[torch.tensor(indices, device=states.device)]
+            guesses |= self._behind_anchors(read, batch.token_ids[anchors], spans, counts)
         return guesses
+
+    def _behind_anchors(
+        self, states: Tensor, anchors: Tensor, spans: Sequence[Span], counts: Sequence[int]
+    ) -> dict[int, list[int]]:
+        """Return guesses as `_fill`. anchors: the last known token of each span, int64 [spans]."""
+        return self._fill(states, spans, counts)
+
+
+class MarkovDrafter(BlockDrafter):
+    """A drafter with a DSpark head, whose guesses follow from those before them."""
+
+    _model: MarkovHead
+
+    def _behind_anchors(
+        self, states: Tensor, anchors: Tensor, spans: Sequence[Span], counts: Sequence[int]
+    ) -> dict[int, list[int]]:
+        starts = [0, *accumulate(counts)]
+        guesses: dict[int, list[int]] = {span.place: [] for span in spans}
+        active, before, place = [*range(len(spans))], anchors, 0
+        while active:
+            read = torch.tensor([starts[each] + place for each in active], device=states.device)
+            rows = [SamplingRow(spans[each].state, spans[each].num_known + place, 1, place) for each in active]
+            # indices and tokens are cut into the same chunks of rows
+            chosen = self._choices(torch.stack((read, before), 1), rows, partial(self._logits, states))
+            found = [(each, token) for each, token in zip(active, chosen, strict=True) if token is not None]
+            for each, token in found:
+                guesses[spans[each].place].append(token)
+            place += 1
+            found = [(each, token) for each, token in found if counts[each] > place]
+            active, before = [each for each, _ in found], anchors.new_tensor([token for _, token in found])
+        return guesses
+
+    def _logits(self, states: Tensor, pairs: Tensor) -> Tensor:
+        """pairs: int64 [rows, 2], the rows of `states` and the tokens before."""
+        return self._model.logits_behind(states[pairs[:, 0]], pairs[:, 1])
 
 
 class ParallelDrafter(_MaskDrafter):

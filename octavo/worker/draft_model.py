@@ -18,7 +18,7 @@ from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.devices.device import Device
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
-from octavo.models.block_heads import BlockHead
+from octavo.models.block_heads import BlockHead, MarkovHead
 from octavo.models.decoder import DecoderStack
 from octavo.models.draft_heads import DraftHead, Eagle3Head, mask_state, parallel_token, target_ids, usual_layers
 from octavo.models.gemma4 import Gemma4Assistant
@@ -29,7 +29,7 @@ from octavo.models.state_heads import StateHead
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import Sampler
-from octavo.worker.block_drafter import BlockDrafter, ParallelDrafter
+from octavo.worker.block_drafter import BlockDrafter, MarkovDrafter, ParallelDrafter
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drafter import Drafter, DrafterParts, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
@@ -174,7 +174,7 @@ class DraftModel:
         if isinstance(loaded, StateHead):
             return StateDrafter(loaded, parts)
         if isinstance(loaded, BlockHead):
-            return BlockDrafter(loaded, parts)
+            return (MarkovDrafter if isinstance(loaded, MarkovHead) else BlockDrafter)(loaded, parts)
         model = loaded if is_head else device.recorded(loaded, num_tokens)
         if self._mask_token is not None and self._config.is_parallel is not False:
             state = None if self._mask_state is None else self._mask_state.to(device.torch_device)

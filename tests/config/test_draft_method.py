@@ -20,6 +20,7 @@ from octavo.config.draft_method import with_method
         ("mlp", {"architectures": ["MLPSpeculatorPreTrainedModel"]}, "mlp_speculator"),
         ("assistant", {"architectures": ["Gemma4AssistantForCausalLM"]}, "mtp"),
         ("block", {"architectures": ["DFlashDraftModel"]}, "dflash"),
+        ("block", {"architectures": ["Qwen3DSparkModel"], "draft_vocab_size": 32}, "dspark"),
         ("head", {"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
         ("head", {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "eagle3"),
         ("head", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32}, "eagle3"),

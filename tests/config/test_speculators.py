@@ -59,7 +59,7 @@ def test_keys_of_its_layers_are_on_the_first_level() -> None:
             {"speculators_model_type": "mlp"},
             {},
             UnsupportedModel,
-            "speculators_model_type is mlp, expected eagle3 or peagle or dflash",
+            "speculators_model_type is mlp, expected eagle3 or peagle or dflash or dspark",
         ),
         (
             {},

@@ -28,6 +28,7 @@ from tests.fakes.draft_heads import (
     write_block_head,
     write_head,
     write_latent_head,
+    write_markov_head,
     write_normed_head,
     write_speculator,
 )
@@ -56,6 +57,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "medusa": write_medusa(tmp_path_factory.mktemp("medusa"), VOCABULARY),
         "mlp_speculator": write_speculator_head(tmp_path_factory.mktemp("mlp"), VOCABULARY),
         "dflash": write_block_head(tmp_path_factory.mktemp("dflash"), VOCABULARY),
+        "dspark": write_markov_head(tmp_path_factory.mktemp("dspark"), VOCABULARY),
         "normed": write_normed_head(tmp_path_factory.mktemp("normed"), VOCABULARY),
         "speculator": write_speculator(tmp_path_factory.mktemp("speculator"), model, VOCABULARY),
         "parallel": write_speculator(tmp_path_factory.mktemp("parallel"), model, VOCABULARY, is_parallel=True),
@@ -74,7 +76,13 @@ def load(paths: dict[str, Path], method: str, **options: Any) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "parallel", "dflash", "medusa", "mlp_speculator"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("eagle", "eagle3", "parallel", "dflash", "medusa", "mlp_speculator"),
+        pytest.param("dspark", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,7 +105,7 @@ def test_heads_of_models_with_latents_change_no_bit(method: str, paths: dict[str
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        *((method, "model") for method in ("eagle", "eagle3", "normed", "speculator", "parallel", "dflash")),
+        *((method, "model") for method in ("eagle", "eagle3", "normed", "speculator", "parallel", "dflash", "dspark")),
         *((method, "latents") for method in ("eagle3", "latent head")),
     ],
 )
@@ -108,7 +116,7 @@ def test_a_head_guesses_what_its_formula_says(method: str, model: str, paths: di
     library = AutoModelForCausalLM.from_pretrained(paths["model"], dtype=torch.float32)
 
     def guessed(known: list[int], count: int) -> list[int]:
-        if method == "dflash":
+        if method in ("dflash", "dspark"):
             return block_guesses(paths[method], library, known, count)
         head = read_head(paths[method], library.lm_head.weight.detach(), is_third=method != "eagle")
         found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
@@ -164,6 +172,8 @@ def test_a_head_guesses_from_one_state_what_its_formula_says(
     ("method", "values", "message"),
     [
         ("dflash", {"mask_token_id": -1}, "dflash_config.mask_token_id is -1, expected a token from 0 to 299"),
+        ("dspark", {"markov_rank": 0}, "markov_rank is 0, expected an integer of at least 1"),
+        ("dspark", {"markov_head_type": "gated"}, 'markov_head_type is "gated", expected "vanilla"'),
         ("parallel", {"mask_token_id": 300}, "mask_token_id is 300, expected a token from 0 to 299"),
         ("parallel", {"mask_hidden": torch.zeros(1, 1, 5)}, "mask_hidden has 5 values, expected 192"),
         ("medusa", {"truncated_vocab_size": 100}, "truncated_vocab_size is 100, expected 300"),

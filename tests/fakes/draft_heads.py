@@ -138,7 +138,8 @@ def write_block_head(path: Path, vocab_size: int) -> Path:
 
 
 def block_guesses(path: Path, library: Any, known: Sequence[int], count: int) -> list[int]:
-    """Return what such a head guesses behind `known`. library: the model, of transformers."""
+    """Return what such a head guesses behind `known`; one of DSpark, token by token. library: the model, of
+    transformers."""
     weights = load_file(str(path / "model.safetensors"))
     found = library(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
     states = torch.cat([found[layer][0] for layer in NOTED], 1)
@@ -147,7 +148,8 @@ def block_guesses(path: Path, library: Any, known: Sequence[int], count: int) ->
         return rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], EPS)
 
     context = norm(states @ weights["fc.weight"].T, "hidden_norm")
-    x = library.model.embed_tokens.weight[torch.tensor([known[-1], *[MASK] * count])]
+    is_markov = "markov_head.markov_w1.weight" in weights
+    x = library.model.embed_tokens.weight[torch.tensor([known[-1], *[MASK] * (count - is_markov)])]
     for i in range(BLOCK_LAYERS):
         layer = f"layers.{i}"
         read = torch.cat((context, norm(x, f"{layer}.input_layernorm")))
@@ -157,8 +159,32 @@ def block_guesses(path: Path, library: Any, known: Sequence[int], count: int) ->
         y = norm(x, f"{layer}.post_attention_layernorm")
         gate, up, down = (weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
         x = x + silu(y @ gate.T) * (y @ up.T) @ down.T
-    chosen: list[int] = library.lm_head(norm(x[1:], "norm")).argmax(-1).tolist()
-    return chosen
+    if not is_markov:
+        chosen: list[int] = library.lm_head(norm(x[1:], "norm")).argmax(-1).tolist()
+        return chosen
+    tokens = [known[-1]]
+    for logits in library.lm_head(norm(x, "norm")):
+        changes = weights["markov_head.markov_w2.weight"] @ weights["markov_head.markov_w1.weight"][tokens[-1]]
+        tokens.append(int((logits + changes).argmax()))
+    return tokens[1:]
+
+
+def write_markov_head(path: Path, vocab_size: int) -> Path:
+    """Write a DSpark head for the same model, with the keys of DeepSeek's releases."""
+    write_block_head(path, vocab_size)
+    generator = torch.Generator().manual_seed(10)
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {
+        "markov_head.markov_w1.weight": torch.randn(vocab_size, 6, generator=generator),
+        "markov_head.markov_w2.weight": torch.randn(vocab_size, 6, generator=generator),
+        "confidence_head.proj.weight": torch.randn(1, HIDDEN + 6, generator=generator),
+    }
+    save_file(tensors, str(path / "model.safetensors"))
+    config = json.loads((path / "config.json").read_text())
+    own = {"mask_token_id": MASK, "target_layer_ids": config.pop("dflash_config")["target_layer_ids"]}
+    own |= {"architectures": ["Qwen3DSparkModel"], "block_size": 4, "markov_rank": 6, "markov_head_type": "vanilla"}
+    (path / "config.json").write_text(json.dumps(config | own))
+    return path
 
 
 def write_normed_head(path: Path, vocab_size: int) -> Path:
