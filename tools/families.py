@@ -25,7 +25,7 @@ from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import QUANTIZED, method_named
 from tests.fakes.checkpoints import family_config
 from tests.fakes.families import ENCODERS, FAMILIES, WITH_ENCODERS
-from tests.fakes.hearing import ALL_KINDS, GEMMAS
+from tests.fakes.hearing import ALL_KINDS, GEMMAS, HOURS
 from tests.fakes.hearing import FAMILIES as HEARING
 from tests.fakes.vision_families import FAMILIES as VISION
 from tests.models.test_against_transformers import VARIANTS
@@ -206,7 +206,7 @@ def _quantization(checkpoint: Checkpoint, opened: LoadedModel, ops: Ops) -> set[
 def _with_images(rows: dict[str, dict[str, set[str]]], ops: Ops) -> dict[str, dict[str, set[str]]]:
     """Return what is to be added to the rows of families: those of models around a text model, which is a row."""
     added: dict[str, dict[str, set[str]]] = {}
-    models = [*VISION.values(), *HEARING.values(), *ALL_KINDS.values(), *GEMMAS.values()]
+    models = [*VISION.values(), *HEARING.values(), *ALL_KINDS.values(), *GEMMAS.values(), *HOURS.values()]
     for make, architecture in models:
         values = json.loads(make()[0].to_json_string(use_diff=False)) | {"architectures": [architecture]}
         checkpoint = Checkpoint(Path(__file__).parent, values)

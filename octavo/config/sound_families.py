@@ -13,6 +13,7 @@ from octavo.config.released_nemotron import nemotron_layout, nemotron_settings, 
 from octavo.config.released_phi4 import PHI4, RELEASED, phi4_layout, phi4_settings, phi4_sounds
 from octavo.config.released_ultravox import RELEASED as ULTRAVOX_RELEASED
 from octavo.config.released_ultravox import ULTRAVOX, ultravox_layout, ultravox_sounds
+from octavo.config.vibevoice import vibevoice_sounds
 
 SOUND_FAMILIES: Final = (
     MediaFamily(("AudioFlamingo3ForConditionalGeneration",), sounds="audio_flamingo3"),
@@ -117,6 +118,12 @@ SOUND_FAMILIES: Final = (
         sounds="ultravox",
         sound_part=ultravox_sounds,
         reader="ultravox_encoder.UltravoxReader",
+    ),
+    MediaFamily(
+        ("VibeVoiceAsrForConditionalGeneration",),
+        sounds="vibevoice",
+        sound_part=vibevoice_sounds,
+        reader="hearing.SamplesReader",
     ),
     MediaFamily(("VoxtralForConditionalGeneration",), sounds="voxtral", speech="voxtral"),
 )

@@ -164,6 +164,7 @@ class MediaReader:
 
     def spelled(self, prompt: Prompt) -> Prompt:
         """Return a prompt with the token's text for each word that stands for an input and has no cut."""
+        prompt = self.sounds.timed(prompt) if prompt.multi_modal_data and self.sounds is not None else prompt
         text, cuts = prompt.text, prompt.cuts
         if not prompt.multi_modal_data or text is None:
             return prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.media_families import media_family
 from octavo.config.section import Section
 from octavo.core.media import MediaInput
+from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.image_writer import first_positive
@@ -50,7 +52,7 @@ class SoundPrompts:
         self.marker, self._token = tokens
         """The token that stands for a sound before it is written out, and the token that stands for each of its
         vectors."""
-        self._limit, self._token_text = limits["audio"], token_text
+        self._limit, self._token_text, self._duration = limits["audio"], token_text, family.duration
         if family.read is None:
             sizes = {"num_mel_bins": family.bands(section)}
             sizes["max_source_positions"] = section.positive("max_source_positions", 1500)
@@ -80,6 +82,24 @@ class SoundPrompts:
     def open(self) -> None:
         """Import what reads sounds."""
         self._log_mel.features(np.zeros(0, np.float32))
+
+    def timed(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with the seconds of each sound where its text has a place for them. Raises
+        InvalidRequest."""
+        text, given = prompt.text, dict(prompt.multi_modal_data or {})
+        if not self._duration or text is None or self._duration not in text or not given.get("audio"):
+            return prompt
+        brought, rate = given["audio"], self.sampling_rate
+        brought = brought if isinstance(brought, list) and not isinstance(brought[0], int | float) else [brought]
+        sounds = [read_sound(each, rate, FIELD, self.most_s) for each in brought]
+        pieces = [text[start:end] for start, end in pairwise((0, *prompt.cuts, len(text)))]
+        for sound in sounds:
+            place = next((place for place, each in enumerate(pieces) if self._duration in each), None)
+            if place is not None:
+                pieces[place] = pieces[place].replace(self._duration, f"{len(sound) / rate:.2f}", 1)
+        given["audio"] = [(sound, rate) for sound in sounds]
+        cuts = tuple(accumulate(map(len, pieces[:-1])))
+        return msgspec.structs.replace(prompt, text="".join(pieces), cuts=cuts, multi_modal_data=given)
 
     def expand(
         self, token_ids: Sequence[int], given: Mapping[str, Any], others: Sequence[MediaInput] = ()

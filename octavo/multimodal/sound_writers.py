@@ -13,6 +13,8 @@ from octavo.config.section import Section
 from octavo.core.media import MediaInput
 from octavo.multimodal import gemma_sounds
 from octavo.multimodal.gemma_sounds import Around, Frames
+from octavo.multimodal.levelled_sound import DURATION, LevelledSamples, levelled_sound
+from octavo.multimodal.levelled_sound import MOST_S as MOST_LEVELLED_S
 from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.minicpm_sounds import WORDS, minicpm_around, minicpm_window, minicpm_windows
 from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
@@ -22,7 +24,7 @@ from octavo.multimodal.sound import MAX_SECONDS, Samples, sound_input, too_short
 from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
 from octavo.multimodal.usm_mel import UsmMel
 
-Mel = LogMel | UsmMel | Frames | ParakeetMel | Phi4Mel | StackedMel
+Mel = LogMel | UsmMel | Frames | LevelledSamples | ParakeetMel | Phi4Mel | StackedMel
 """The classes that make the spectrograms or samples that an encoder reads."""
 
 
@@ -43,6 +45,8 @@ class SoundWriter(NamedTuple):
     """Returns the tokens around a sound."""
     knows_images: bool = False
     """The encoder gets whether the prompt has images, too."""
+    duration: str = ""
+    """The text in the place of the seconds of a sound; empty for none."""
     words: Words | None = None
     """The texts that stand for a sound where config.json names no token."""
 
@@ -279,6 +283,7 @@ SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "qwen3_asr": SoundWriter(_chunked, _chunked_window),
     "qwen3_omni": SoundWriter(_omni_chunks, _chunked_window),
     "ultravox": SoundWriter(_whole_frames, _stacked_window, read=_whisper_mel, words=_ULTRAVOX),
+    "vibevoice": SoundWriter(levelled_sound, most_s=MOST_LEVELLED_S, read=LevelledSamples.of, duration=DURATION),
     "voxtral": SoundWriter(_windows, _joined_window),
 }
 """The writers by `sounds` of a `MediaFamily`."""

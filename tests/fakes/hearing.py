@@ -110,6 +110,20 @@ def _granite_speech_plus() -> tuple[Any, Any]:
     return _granite_speech("GraniteSpeechPlus", cat_hidden_layers=[1])
 
 
+def _vibevoice() -> tuple[Any, Any]:
+    import transformers as tf
+
+    sizes = {"num_filters": 2, "depths": [1] * 7, "ffn_expansion": 2}
+    parts = {
+        f"{name}_tokenizer_encoder_config": tf.VibeVoiceAcousticTokenizerEncoderConfig(**sizes, hidden_size=width)
+        for name, width in (("acoustic", 6), ("semantic", 8))
+    }
+    ids = {"audio_token_id": AUDIO, "audio_bos_token_id": START, "audio_eos_token_id": END}
+    text = tf.Qwen2Config(**TEXT)
+    config = tf.VibeVoiceAsrConfig(text_config=text, **parts, **ids, acoustic_tokenizer_chunk_size=16_000)
+    return config, tf.VibeVoiceAcousticTokenizerFeatureExtractor()
+
+
 class StackedSettings:
     """Of a feature extractor that transformers has with torchaudio alone."""
 
@@ -282,9 +296,13 @@ FAMILIES = {
 """Two hear 2 s at once, and Qwen3-ASR 1 s."""
 
 
+HOURS = {"vibevoice_asr": (_vibevoice, "VibeVoiceAsrForConditionalGeneration")}
+"""It hears an hour at once."""
+
+
 def make_hearing_checkpoint(family: str, path: Path) -> Path:
     """Write a random model to `path` and return it."""
-    make, architecture = (FAMILIES | ALL_KINDS | GEMMAS)[family]
+    make, architecture = (FAMILIES | ALL_KINDS | GEMMAS | HOURS)[family]
     return write_random(path, *make(), architecture)
 
 
