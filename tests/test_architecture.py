@@ -1,7 +1,7 @@
-"""The import arrows and the house rules of ARCHITECTURE.md, held by reading the source.
+"""The allowed imports and the rules of ARCHITECTURE.md, checked by reading the source.
 
-A room is a package (or a module) directly below `octavo`. Imports count wherever they stand, inside functions
-and for type checkers too.
+Here, a package is a folder or a module directly below `octavo`. All imports count, also those inside functions and for
+type checkers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "octavo"
 
 EVERYBODY = {"core", "config.schema", "errors", "platform", "logging"}
-"""What every room but these themselves may import."""
+"""What every package but these themselves may import."""
 
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
@@ -82,7 +82,7 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": EVERYBODY | {"config", "engine", "llm", "async_llm", "async_llm_engine"},
 }
-"""Room → what it may import. A room that is not here yet has to be entered, with a thought about its place."""
+"""Package → what it may import. A new package has to be entered here."""
 
 TORCH_FREE = {
     "errors",
@@ -146,8 +146,8 @@ def module_name(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
 
-def room(module: str) -> str:
-    """ "octavo.core.prompt" → "core"; the package's own file is "__init__"."""
+def package_of(module: str) -> str:
+    """ "octavo.core.prompt" → "core"; octavo's own file is "__init__"."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -177,17 +177,17 @@ def all_imports() -> list[Import]:
     return [found for file in source_files() for found in imports(file)]
 
 
-def test_every_room_has_its_place() -> None:
-    rooms = {room(module_name(file)) for file in source_files()}
-    assert rooms - {"__init__"} <= set(ARROWS)
+def test_every_package_has_its_entry() -> None:
+    packages = {package_of(module_name(file)) for file in source_files()}
+    assert packages - {"__init__"} <= set(ARROWS)
 
 
-def test_rooms_import_only_what_the_arrows_allow() -> None:
+def test_packages_import_only_what_the_arrows_allow() -> None:
     wrong, followed = [], set[tuple[str, str]]()
     for found in all_imports():
         if found.module.split(".")[0] != "octavo":
             continue
-        source, target = room(module_name(found.file)), room(found.module)
+        source, target = package_of(module_name(found.file)), package_of(found.module)
         names = {
             name
             for name in ARROWS[source] | {source}
@@ -205,7 +205,7 @@ def test_control_plane_never_imports_torch() -> None:
     wrong = [
         str(found)
         for found in all_imports()
-        if found.module.split(".")[0] in ("torch", "triton") and room(module_name(found.file)) in TORCH_FREE
+        if found.module.split(".")[0] in ("torch", "triton") and package_of(module_name(found.file)) in TORCH_FREE
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -272,7 +272,7 @@ def test_whole_configuration_is_taken_apart_only_where_parts_are_put_together() 
     """Everybody else takes a section or single values; functions that only carry it to a builder look at no parts."""
     wrong = []
     for file in source_files():
-        if room(module_name(file)) == "config":
+        if package_of(module_name(file)) == "config":
             continue
         for name, function in functions(tree(file), module_name(file)):
             if name not in MAY_SEE_WHOLE_CONFIG and _reads_whole_config(function):

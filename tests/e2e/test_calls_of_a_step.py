@@ -44,7 +44,7 @@ def end_all(engine: LLMEngine) -> None:
 
 
 def calls(run: Callable[[], Any]) -> Counter[str]:
-    """Return how often each function of the package was called, by room."""
+    """Return how often each function of octavo was called, by package."""
     counted: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: Any) -> None:

@@ -213,8 +213,8 @@ from octavo import LLM, SamplingParams
 llm = LLM(num_gpu_blocks_override=64, threads=1)
 before = threading.active_count()
 llm.generate("abc", SamplingParams(max_tokens=2))
-rooms = "octavo.kv_transfer.", "octavo.worker.transfer", "octavo.pipes"
-names = [name for name in sys.modules if name.startswith(rooms)]
+packages = "octavo.kv_transfer.", "octavo.worker.transfer", "octavo.pipes"
+names = [name for name in sys.modules if name.startswith(packages)]
 names += [thread.name for thread in threading.enumerate() if "kv-" in thread.name and "pages" not in thread.name]
 print(sorted(names), threading.active_count() - before, llm.engine.core.scheduler.connector)
 """
