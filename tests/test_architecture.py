@@ -258,7 +258,7 @@ def test_environment_is_read_in_one_place() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_paths_of_people_who_are_not_there_are_left_as_they_are() -> None:
+def test_paths_are_not_expanded_by_pathlib() -> None:
     """`Path.expanduser` raises RuntimeError for ~name of nobody, which a person or a request may write."""
     calls = [f"{file}:{node.lineno}" for file in source_files() for node in nodes(file) if _expands_a_path(node)]
     assert not calls, f"use os.path.expanduser: {calls}"
@@ -307,7 +307,7 @@ def _names(node: ast.ImportFrom) -> set[str]:
     return {alias.name for alias in node.names}
 
 
-def test_every_folder_says_what_lives_there() -> None:
+def test_every_folder_has_a_docstring() -> None:
     wrong = []
     for folder in sorted({file.parent for file in source_files()} - {PACKAGE}):
         init = folder / "__init__.py"
@@ -317,7 +317,7 @@ def test_every_folder_says_what_lives_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_file_says_what_it_is() -> None:
+def test_every_file_has_a_docstring() -> None:
     assert not [str(f.relative_to(ROOT)) for f in source_files() if not ast.get_docstring(tree(f))]
 
 

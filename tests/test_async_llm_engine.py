@@ -146,7 +146,7 @@ async def test_an_engine_sleeps_and_takes_other_weights(monkeypatch: pytest.Monk
     assert llm.weights == "/other"
 
 
-async def test_requests_adapters_and_the_end_are_told_as_programs_for_vllm_ask(
+async def test_requests_adapters_and_shutdown_have_the_interface_of_vllm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     llm = FakeAsyncLLM()

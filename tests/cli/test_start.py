@@ -23,7 +23,7 @@ def test_interrupt_while_loading_cannot_be_lost() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGINT
 
 
-def test_a_command_imports_torch_without_what_an_engine_never_uses_and_searches_none_of_it_for_garbage() -> None:
+def test_a_command_imports_only_the_used_parts_of_torch_and_exempts_them_from_garbage_collection() -> None:
     code = (
         "import gc, sys; from octavo.cli.start import load; from octavo.config.args import EngineArgs\n"
         "engine = load(EngineArgs(model='octavo-tiny', num_gpu_blocks_override=16))\n"

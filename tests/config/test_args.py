@@ -19,7 +19,7 @@ def test_defaults_are_valid_and_name_the_shipped_model() -> None:
     assert (args.swap_space, args.enable_prefix_caching, args.watermark) == (4.0, True, 0.01)
 
 
-def test_server_listens_on_loopback_unless_told_otherwise() -> None:
+def test_server_listens_on_loopback_by_default() -> None:
     assert ServerArgs().host == "127.0.0.1"
 
 

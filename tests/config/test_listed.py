@@ -62,7 +62,7 @@ def test_weights_of_an_unknown_architecture_are_not_downloaded(tmp_path: Path, m
         assert (path / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_whatever_is_read_is_downloaded() -> None:
+def test_every_file_that_is_read_is_downloaded() -> None:
     for architecture in {*registry._FILE_OF, *BY_ARCHITECTURE}:
         refuse_unlisted(model_of(architecture))
     for model_type in registry._FAMILY_OF_TYPE:

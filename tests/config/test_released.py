@@ -111,7 +111,7 @@ def test_hyperclovax_is_read_under_the_name_of_its_release(tmp_path: Path) -> No
     assert any(path.startswith("vision_model.") for path, _ in opened.model.layers_by_path())
 
 
-def test_sections_of_dbrx_stand_beside_the_other_keys(tmp_path: Path) -> None:
+def test_sections_of_dbrx_are_merged_with_the_other_keys(tmp_path: Path) -> None:
     attention, mixture = {"kv_n_heads": 8, "rope_theta": 500_000.0}, {"ffn_hidden_size": 10752, "moe_top_k": 4}
     own = {"model_type": "dbrx", "d_model": 6144, "attn_config": attention, "ffn_config": mixture}
     values = Checkpoint(tmp_path, own).values
@@ -162,7 +162,7 @@ def test_a_size_that_is_none_is_refused_by_the_name_in_the_file(
         Checkpoint.open(tmp_path)
 
 
-def test_the_name_by_which_vllm_is_told_to_hear_while_one_speaks_is_the_same_model(tmp_path: Path) -> None:
+def test_vllms_name_of_the_realtime_model_is_the_same_model(tmp_path: Path) -> None:
     path = make_hearing_checkpoint("qwen3_asr", tmp_path)
     overridden = Checkpoint.open(path, {"architectures": ["Qwen3ASRRealtimeGeneration"]})
     assert overridden.architecture == Checkpoint.open(path).architecture

@@ -142,7 +142,7 @@ def test_complaint_of_a_template_reaches_the_caller() -> None:
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json", "chat_template.jinja"])
-def test_what_a_template_cannot_render_is_told_without_the_path_of_its_checkpoint(tmp_path: Path, file: str) -> None:
+def test_the_error_of_a_template_does_not_contain_the_path_of_its_checkpoint(tmp_path: Path, file: str) -> None:
     source = "{{ 1 + 'a' }}"
     tokenizer = byte_tokenizer(tmp_path, chat_template=source if file.startswith("tokenizer") else "Hello")
     if file.startswith("chat_template"):
@@ -156,7 +156,7 @@ def test_what_a_template_cannot_render_is_told_without_the_path_of_its_checkpoin
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_broken_template_is_told_with_its_line() -> None:
+def test_a_broken_template_is_refused_with_its_line() -> None:
     with pytest.raises(InvalidRequest, match="line 2") as caught:
         render("fine\n{% if %}")
     assert caught.value.field == "chat_template"

@@ -146,7 +146,7 @@ async def test_an_engine_of_another_version_is_refused_by_a_front_that_it_admits
         await admitting
 
 
-async def test_what_is_no_front_is_disconnected_and_the_core_goes_on() -> None:
+async def test_a_client_that_is_no_front_is_disconnected_and_the_core_continues() -> None:
     async with linked() as served:
         with socket.create_connection((served.address.host, served.address.port)) as other:
             other.sendall(b"GET / HTTP/1.1\r\nHost: engine.example.org:9000\r\n".ljust(62) + b"\r\n")

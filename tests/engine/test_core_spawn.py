@@ -22,7 +22,7 @@ from tests.worker.engine_config import make_config
 pytestmark = [pytest.mark.anyio, pytest.mark.cold]
 
 
-def test_a_core_that_nobody_takes_ends() -> None:
+def test_a_core_without_a_front_ends() -> None:
     with SpawnedCore() as core:
         assert core.process.poll() is None
     assert core.process.returncode == 0

@@ -57,7 +57,7 @@ def test_no_two_threads_have_it_at_once_and_errors_release_it() -> None:
     assert most == 1
 
 
-def test_who_gives_up_waiting_keeps_nobody_from_a_turn() -> None:
+def test_a_cancelled_wait_blocks_no_other_turn() -> None:
     turns, is_held, may_end = ThreadTurns(), threading.Event(), threading.Event()
 
     def hold() -> None:

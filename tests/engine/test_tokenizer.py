@@ -143,7 +143,7 @@ def test_vocabulary_of_the_older_kind_is_read_from_its_two_files(tmp_path: Path)
     assert tokenizer.decode([0, 4, 5]) == "hi hi"
 
 
-def test_directory_without_a_tokenizer_is_told_so(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, .* \(tekken\.json, .* copy one there"):
         Tokenizer.open(tmp_path)
 

@@ -163,7 +163,7 @@ def test_whatever_fails_where_messages_are_read_ends_what_waits(
         executor.call("op_choices")
 
 
-def test_a_step_that_rank_0_has_launched_is_waited_for_in_its_result_and_fails_with_why_another_rank_did(
+def test_a_launched_step_is_awaited_with_its_result_and_fails_with_the_reason_of_another_rank(
     config: EngineConfig, resources: ExitStack
 ) -> None:
     class LaunchedSteps(FakeRank):

@@ -45,7 +45,7 @@ class Launched(Future[ModelRunnerOutput]):
         (3, ["launches 1", "launches 2", "launches 3", "waits for 1"]),
     ],
 )
-def test_a_rank_has_as_many_steps_on_its_way_as_rank_0_and_knows_the_results_of_those_before(
+def test_a_rank_has_as_many_steps_in_flight_as_rank_0_and_knows_the_results_of_earlier_ones(
     tmp_path: Path, depth: int, expected: list[str]
 ) -> None:
     events: SimpleQueue[str] = SimpleQueue()

@@ -80,7 +80,7 @@ def test_every_kind_is_a_family_with_text_models_that_are_read() -> None:
         assert set(kind.texts) <= {name.partition(" ")[0] for name in ARCHITECTURES}
 
 
-def test_images_of_gemma_4_see_all_of_themselves_where_layers_have_no_inputs_of_their_own(files: Files) -> None:
+def test_tokens_of_a_gemma_4_image_attend_to_each_other_where_layers_have_no_inputs_of_their_own(files: Files) -> None:
     found = files("gemma4", tokenizer={"gemma4.embedding_length_per_layer_input": 0})
     assert found.stored.values["text_config"]["use_bidirectional_attention"] == "vision"
     assert "use_bidirectional_attention" not in files("gemma4").stored.values["text_config"]
@@ -192,7 +192,7 @@ def test_another_token_stands_for_vectors_where_there_is_none(files: Files, monk
 @pytest.mark.parametrize(
     "family", [each if each == "gemma3" else pytest.param(each, marks=pytest.mark.long) for each in sorted(FAMILIES)]
 )
-def test_whatever_metadata_say_is_read_or_refused(family: str, files: Files) -> None:
+def test_random_metadata_are_read_or_refused(family: str, files: Files) -> None:
     draw, refused = random.Random(family), 0
     keys = [key for key in gguf.GGUFReader(files(family).mmproj).fields if key.startswith("clip.")]
     for key in keys:

@@ -155,7 +155,7 @@ def test_what_was_missed_is_replayed(place: tuple[KvPublisher, Subscriber], tmp_
     assert replayed(f"ipc://{tmp_path}/r", 9) == []
 
 
-def test_memory_is_bounded_and_lost_events_are_told(
+def test_memory_is_bounded_and_lost_events_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = KvEventsConfig(
@@ -188,7 +188,7 @@ def test_memory_is_bounded_and_lost_events_are_told(
     publisher.close()
 
 
-def test_a_subscriber_of_a_core_that_was_killed_is_told_that_nothing_holds(tmp_path: Path) -> None:
+def test_a_subscriber_of_a_killed_core_learns_that_no_block_is_cached(tmp_path: Path) -> None:
     config = KvEventsConfig(endpoint=f"ipc://{tmp_path}/e")
     subscriber = Subscriber(config.endpoint)
     first, second = chain(2)

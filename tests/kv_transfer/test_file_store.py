@@ -72,7 +72,7 @@ def test_a_block_has_a_file_for_each_cache_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["layout", "block_size", "layers", "heads", "identity"])
-def test_whatever_decides_the_bytes_separates_folders(tmp_path: Path, change: str) -> None:
+def test_everything_that_decides_the_bytes_is_part_of_the_folder_name(tmp_path: Path, change: str) -> None:
     shared = {"identity": {"model": "a"}, "layout": "x", "block_size": 16, "layers": (0, 2), "heads": (0, 4)}
     others = {"identity": {"model": "b"}, "layout": "y", "block_size": 32, "layers": (2, 4), "heads": (4, 8)}
     write(FileStore(tmp_path, KEY, 1 << 20), 1)

@@ -34,7 +34,7 @@ def test_noise_alone_is_no_pause() -> None:
     assert cuts((2, 0.01), (4, 1), (1, 0.01)) == [6.4]
 
 
-def test_who_speaks_without_pauses_is_cut_at_the_shortest_one() -> None:
+def test_speech_without_pauses_is_cut_at_the_shortest_one() -> None:
     assert cuts((10, 1), (0.2, 0), (TIRED_S - 10, 1), (0.1, 0), (3, 1)) == [TIRED_S + 0.3]
     assert cuts((MOST_S + 2, 1)) == [MOST_S]
 

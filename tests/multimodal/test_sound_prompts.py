@@ -226,7 +226,7 @@ def test_an_encoder_whose_vectors_are_too_wide_is_refused(tmp_path: Path) -> Non
         LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single(), torch.float32)
 
 
-def test_an_activation_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_an_unknown_activation_is_refused_by_name(tmp_path: Path) -> None:
     prompts(tmp_path, "qwen3_asr", activation_function="magic")
     with pytest.raises(CheckpointError, match='audio_config.activation_function is "magic": transformers '):
         LoadedModel.open(Checkpoint.open(tmp_path), Mesh.single(), torch.float32)

@@ -205,7 +205,7 @@ def test_no_deadline_is_out_of_reach_while_the_rate_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("policy", ["deadline", "priority"])
-def test_prompts_that_the_policy_computes_later_do_not_keep_a_request_from_its_deadline(policy: str) -> None:
+def test_prompts_that_the_policy_computes_later_do_not_count_against_a_deadline(policy: str) -> None:
     core = make_core(policy=policy, prefill_tokens_per_s=40.0, num_blocks=256)
     core.add_request(request("running", 40, priority=5))
     core.step()

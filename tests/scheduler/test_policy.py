@@ -111,7 +111,7 @@ class TestOrder:
         assert admitted_before == MOST_PASSES
 
     @pytest.mark.parametrize(("policy", "most"), [("fcfs", 1), ("prefix-match", 2)])
-    def test_a_step_looks_up_few_times_what_a_request_finds_that_waits_for_the_prefix_of_another(
+    def test_a_step_makes_few_lookups_for_requests_that_wait_for_the_prefix_of_another(
         self, policy: str, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         core = make_core(max_num_seqs=64, max_num_batched_tokens=512, policy=policy, num_blocks=512)

@@ -32,7 +32,7 @@ def refusal(body: bytes, kind: Any = ChatCompletionRequest) -> InvalidRequest:
         (b"[]", "the body: expected `object`, got `array`"),
     ],
 )
-def test_malformed_json_is_told_with_its_place(body: bytes, words: str) -> None:
+def test_malformed_json_is_refused_with_its_position(body: bytes, words: str) -> None:
     assert words in str(refusal(body))
 
 
@@ -65,7 +65,7 @@ def test_malformed_json_is_told_with_its_place(body: bytes, words: str) -> None:
         (b'{"messages": [{"role": "user", "content": 1}]}', "messages[0].content", "expected `str | array | null`"),
     ],
 )
-def test_misfit_is_told_with_its_path_and_what_would_fit(body: bytes, field: str, words: str) -> None:
+def test_a_wrong_type_is_refused_with_its_path_and_the_expected_type(body: bytes, field: str, words: str) -> None:
     error = refusal(body)
     assert error.field == field
     assert words in str(error)

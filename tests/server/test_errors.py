@@ -61,7 +61,7 @@ def test_queue_that_is_full_says_when_to_come_back(server: Served) -> None:
     assert (gone.status, gone.headers) == (503, {"Retry-After": "5"})
 
 
-def test_unknown_path_and_method_are_told(server: Served) -> None:
+def test_unknown_path_and_method_are_refused(server: Served) -> None:
     answer = ask(server.url, "/v1/nothing", {})
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
     assert "POST /v1/nothing" in answer.error["message"]

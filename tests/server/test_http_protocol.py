@@ -375,7 +375,7 @@ def test_client_that_shuts_down_its_side_in_a_stream_gets_the_rest(server: Serve
     assert b"\r\n:\n\n\r\n" in received
 
 
-def test_client_that_closes_a_stream_that_stands_still_ends_its_request(server: Served) -> None:
+def test_a_client_that_closes_an_idle_stream_ends_its_request(server: Served) -> None:
     server.llm.hold_after = 1
     with opened(server.url) as connection:
         connection.sendall(completion(stream=True))
@@ -435,7 +435,7 @@ def test_a_refused_client_that_stays_does_not_hold_up_the_end(
         assert time.monotonic() - started < http_protocol._LINGER_S
 
 
-def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: Start) -> None:
+def test_every_connection_open_at_shutdown_gets_an_answer(start_server: Start) -> None:
     for _ in range(3):
         server = start_server(shutdown_timeout_s=100.0)
         outcomes: Counter[str] = Counter()

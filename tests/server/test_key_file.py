@@ -113,7 +113,7 @@ def test_keys_of_one_name_are_one_tenant_so_that_a_key_can_be_replaced(tmp_path:
         ("- {key: *hush-1}", "keys.yaml is not YAML: found undefined alias …, line 1, column 9"),
     ],
 )
-def test_a_wrong_file_is_told_by_entry_and_remedy_and_never_by_keys(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_key_file_names_entry_and_remedy_but_no_key(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

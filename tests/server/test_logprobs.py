@@ -28,12 +28,12 @@ def test_drawn_token_is_among_the_top_ones_of_a_completion() -> None:
     assert (logprobs.top_logprobs, logprobs.text_offset) == ([{"a": -1.0, "x": -3.0}], [4])
 
 
-def test_of_two_tokens_with_one_text_the_likelier_stands() -> None:
+def test_of_two_tokens_with_one_text_the_likelier_is_listed() -> None:
     position = {1: Logprob(-1.0, 1, "a"), 2: Logprob(-2.0, 2, "a")}
     assert completion_logprobs(["a"], [2], [position], 2, [0]).top_logprobs == [{"a": -1.0}]
 
 
-def test_token_without_text_is_told_by_its_id() -> None:
+def test_a_token_without_text_is_listed_by_its_id() -> None:
     assert token_text(5, {5: Logprob(-1.0, 1, None)}) == "token_id:5"
     assert token_text(5, None) == "token_id:5"
 

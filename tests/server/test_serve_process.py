@@ -211,7 +211,7 @@ def test_killed_core_is_started_again_and_streams_go_on_until_given_up(start: Ca
     assert any("1 times within 10 minutes (max_core_restarts), and is given up" in line for line in server.errors)
 
 
-def test_health_tells_a_stopped_core_and_one_that_goes_on(server: ServerProcess) -> None:
+def test_health_reports_a_stopped_core_and_one_that_continues(server: ServerProcess) -> None:
     for _ in range(2):
         assert ask(server.url, "/health").status == 200
         os.kill(server.core_pid, signal.SIGSTOP)
@@ -254,7 +254,7 @@ def test_no_request_is_lost_at_a_signal_and_nothing_is_left(start: Callable[...,
     assert set(outcomes) == {200}, outcomes
 
 
-def test_model_that_is_not_there_is_one_line_and_an_error(tmp_path: Path) -> None:
+def test_a_missing_model_is_an_error_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "serve", str(tmp_path / "nothing"), "--port", "0"],
         capture_output=True,

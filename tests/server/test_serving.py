@@ -50,7 +50,7 @@ def url_address(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def test_port_is_held_and_one_in_use_is_told_before_anything_is_loaded() -> None:
+def test_the_port_is_reserved_and_one_in_use_is_refused_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: another program uses this port"):
@@ -254,7 +254,7 @@ def test_second_signal_ends_open_streams_at_once(start_server: Start) -> None:
         assert b"server_shutting_down" in response.read()
 
 
-def test_clients_that_do_not_read_or_do_not_ask_cannot_keep_the_server(start_server: Start) -> None:
+def test_clients_that_neither_read_nor_send_do_not_delay_shutdown(start_server: Start) -> None:
     server = start_server(shutdown_timeout_s=0.1)
     server.llm.endless = True
     with connect(server.url) as reads_not, connect(server.url) as asks_not:

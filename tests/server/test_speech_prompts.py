@@ -52,7 +52,7 @@ def inputs(path: Path, family: str = "qwen3_asr", max_model_len: int = 4096) -> 
     return InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(path, tokenizer))
 
 
-def test_the_task_stands_behind_the_sound(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_follows_the_sound(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.llm, "input", tools := inputs(tmp_path, "granite_speech"))
     for task, words in (
         ("transcriptions", "can you transcribe the speech into a written format?"),

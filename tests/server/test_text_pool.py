@@ -116,7 +116,7 @@ async def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_sounds_keep_no_worker_for_short_jobs_busy_nor_do_letters_beyond_ascii_in_the_type_of_a_form(
+async def test_sounds_and_form_types_beyond_ascii_are_read_by_the_workers_for_long_jobs(
     tmp_path: Path,
 ) -> None:
     kind = f"{HEAR}transcribe multipart/form-data; boundary=\u00e9abc"
@@ -173,7 +173,7 @@ async def test_a_short_body_that_takes_long_leaves_the_worker_for_short_ones(
     assert prompts_of(await pool.run(COMPLETION, body(prompt="a"), "b")) == [[97]]
 
 
-def test_a_host_that_is_silent_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_respond_delays_no_other_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 4}'
     )
@@ -350,7 +350,7 @@ def workers_of(pool: TextPool) -> list[int]:
 
 
 @pytest.mark.anyio
-async def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
+async def test_processes_that_do_not_start_are_reported(tmp_path: Path) -> None:
     config = setup(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     pool = TextPool(config)

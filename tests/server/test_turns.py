@@ -10,7 +10,7 @@ from octavo.server.turns import FewPerTurn
 
 
 @pytest.mark.anyio
-async def test_of_calls_that_come_together_few_are_made_in_a_turn_of_the_event_loop_in_their_order() -> None:
+async def test_few_of_many_simultaneous_calls_are_made_in_each_turn_of_the_event_loop_in_order() -> None:
     loop, calls, made = asyncio.get_running_loop(), FewPerTurn(8), list[int]()
     for number in range(20):
         calls.add(loop, lambda number=number: made.append(number))  # type: ignore[misc]

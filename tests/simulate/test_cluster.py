@@ -91,7 +91,7 @@ def test_a_request_that_never_fits_is_refused_and_its_followers_go_on() -> None:
     assert (first.num_output_tokens, second.num_output_tokens) == (0, 4)
 
 
-def test_how_many_requests_have_ended_is_told() -> None:
+def test_the_progress_of_a_simulation_is_reported() -> None:
     shares: list[float] = []
     simulation = Simulation(settings=make_settings(), cost_model=make_costs())
     simulate(busy_trace(num_requests=10), simulation, progress=shares.append)

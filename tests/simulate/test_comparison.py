@@ -27,7 +27,7 @@ def test_the_measurement_with_the_shortest_requests_counts() -> None:
     assert Comparison.of("load", [Measured(slower(2.0), 0.5), undisturbed], slower(1.25)).measured is undisturbed
 
 
-def test_the_error_of_the_throughput_and_its_load_are_told() -> None:
+def test_the_error_of_the_throughput_and_its_load_are_reported() -> None:
     comparisons = [
         Comparison("one", Measured(slower(1.0), 1.0), slower(1.1)),
         Comparison("two", Measured(slower(1.0), 0.99), slower(0.8)),

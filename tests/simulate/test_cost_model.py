@@ -117,7 +117,7 @@ def test_what_is_no_cost_model_is_refused(tmp_path: Path, text: str, message: st
         load_cost_model(str(tmp_path / "model.json"))
 
 
-def test_a_missing_file_is_told_from_an_unknown_preset() -> None:
+def test_a_missing_file_and_an_unknown_preset_have_different_errors() -> None:
     with pytest.raises(ConfigError, match="there is no such file; octavo bench calibrate"):
         load_cost_model("nowhere.json")
 

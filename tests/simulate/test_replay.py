@@ -157,7 +157,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes | None, 
         Replay(tmp_path / "file")
 
 
-def test_how_much_of_a_recording_is_read_is_told(tmp_path: Path) -> None:
+def test_the_progress_of_reading_a_recording_is_shown(tmp_path: Path) -> None:
     record_busy_run(tmp_path / "run", depth=1)
     shares: list[float] = []
     Replay(tmp_path / "run", shares.append).run()

@@ -53,7 +53,7 @@ def test_tensors_are_those_of_the_plain_rows(rows: list[tuple[int, int, int]]) -
     assert batch.token_ids.tolist() == [100 * owner + p for owner, p in zip(owners, positions, strict=True)]
 
 
-def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_all_before() -> None:
+def test_steps_with_as_many_rows_have_the_same_addresses_until_a_table_is_larger_than_before() -> None:
     builder, sequences = make_builder()
 
     def addresses(*rows: tuple[int, int, int]) -> list[int]:

@@ -178,7 +178,7 @@ def test_a_model_that_reads_values_is_not_captured(
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_steps_are_filled_up_by_each_of_several_ranks_though_one_of_them_captures_none(is_shared: bool) -> None:
+def test_each_rank_pads_steps_even_if_one_of_them_captures_none(is_shared: bool) -> None:
     graphed = GraphedModel(Model(lambda each: each.positions.tolist()), RepeatedCalls, is_shared=is_shared)
     sizes = (1, 2, 3, 9, 63, 65, MAX_ROWS, MAX_ROWS + 1)
     filled = [1, 2, 4, 16, 64, 80, MAX_ROWS, MAX_ROWS + 1]

@@ -51,7 +51,7 @@ def launched() -> list[str]:
     [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.int8)],
     ids=str,
 )
-def test_heads_have_the_bits_of_the_operator_and_of_run_where_they_are_rotated_and_written_at_once(
+def test_the_fused_rotation_and_write_has_the_bits_of_the_operator_and_of_run(
     dtype: torch.dtype, cache_dtype: torch.dtype, launched: list[str]
 ) -> None:
     runtime = CudaRuntime(launch=launch)

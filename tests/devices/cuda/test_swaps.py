@@ -30,7 +30,7 @@ def copies(*pairs: tuple[int, int]) -> list[BlockCopy]:
 
 
 @pytest.mark.parametrize("is_side_first", [False, True], ids=["swaps late", "swaps early"])
-def test_blocks_are_neither_overwritten_before_they_are_out_nor_read_before_they_are_in(
+def test_blocks_are_not_overwritten_before_they_are_swapped_out_nor_read_before_they_are_swapped_in(
     is_side_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swaps, "STAGING_BYTES", 2 * 3 * 4)  # two blocks at once
@@ -69,7 +69,7 @@ def test_swap_space_that_the_host_has_no_room_for_is_refused_by_number(monkeypat
         LLM("octavo-tiny", device="cuda", dtype="float32", swap_space=2)
 
 
-def test_swap_space_is_there_from_the_start_and_swaps_have_no_time_that_the_host_knows() -> None:
+def test_swap_space_is_allocated_at_start_and_swaps_are_not_timed() -> None:
     device = InterpretedCuda(DeviceConfig(device="cuda", threads=1), Platform.detect(), "asked for")
     engine = CacheEngine([Arena([0, 1], CacheLayout((2, 9, 2, 4, 3), torch.float32), 4)], device)
     engine.wait_for_swap_space()

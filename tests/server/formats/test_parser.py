@@ -42,7 +42,7 @@ def cuttings(text: str, count: int = 20) -> list[list[str]]:
     return found
 
 
-def test_text_reasoning_and_calls_are_told_apart_however_the_text_is_cut() -> None:
+def test_text_reasoning_and_calls_are_separated_however_the_text_is_divided() -> None:
     text = (
         "<think>\nhm hm\n</think>\n\nHello you \n\n"
         '<tool_call>\n{"name": "f", "arguments": {"city": "S\\"</tool_call>F"}}\n</tool_call>\n'

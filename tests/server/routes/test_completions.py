@@ -93,7 +93,7 @@ def test_stream_is_text_then_finish_reason_then_usage_then_done(server: Served) 
     assert [chunk["usage"] and chunk["usage"]["total_tokens"] for chunk in chunks] == [None, None, None, 5]
 
 
-def test_streams_of_several_prompts_are_told_apart_by_index(client: openai.OpenAI) -> None:
+def test_streams_of_several_prompts_have_different_indices(client: openai.OpenAI) -> None:
     texts: dict[int, str] = {}
     finished = []
     stream = client.completions.create(model="letters", prompt=["a", "b"], n=2, max_tokens=3, stream=True, echo=True)
@@ -235,7 +235,7 @@ def test_best_of_equal_to_n_is_accepted(server: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_was_cached_is_told_by_prompt_when_asked_for(server: Served, stream: bool) -> None:
+def test_cached_tokens_are_reported_for_each_prompt_on_request(server: Served, stream: bool) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = complete(server, prompt=["ab", "abcde"], max_tokens=2, return_cache_info=True, **options)
     usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
@@ -251,7 +251,7 @@ def test_what_was_cached_is_told_by_prompt_when_asked_for(server: Served, stream
     }
 
 
-def test_log_probabilities_of_named_tokens_stand_in_place_of_the_likeliest(server: Served) -> None:
+def test_log_probabilities_of_named_tokens_replace_those_of_the_likeliest(server: Served) -> None:
     fields = {"max_tokens": 1, "logprob_token_ids": [98, 97], "logprobs": 3}
     [choice] = complete(server, **fields).json["choices"]
     assert choice["logprobs"]["top_logprobs"] == [{"B": -math.log(2), "a": -97.0, "b": -98.0}]

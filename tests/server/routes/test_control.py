@@ -108,5 +108,5 @@ def test_endpoints_of_others_are_refused_with_the_reason(server: Served, path: s
     assert answer.error["message"] == f"there is no POST {path}: {absent_paths()[path.rstrip('/')]}"
 
 
-def test_endpoints_that_are_there_are_not_said_to_be_absent() -> None:
+def test_existing_endpoints_are_not_listed_as_absent() -> None:
     assert {path for endpoint in ENDPOINTS for path in endpoint.paths} & set(absent_paths()) == set()

@@ -36,7 +36,7 @@ def infill(served: Served, **fields: Any) -> Any:
     return answer.json
 
 
-def test_text_between_prefix_and_suffix_is_told_in_the_words_of_llama_cpp(filling: Served) -> None:
+def test_text_between_prefix_and_suffix_is_returned_in_the_format_of_llama_cpp(filling: Served) -> None:
     answer = infill(filling, n_predict=6, return_tokens=True)
     timings = answer.pop("timings")
     assert answer == {

@@ -83,7 +83,7 @@ def test_a_client_of_vllm_gets_the_text_of_the_whole_sound(hearing: Served) -> N
     assert [(prompt.token_ids, prompt.media[0].digest) for _, prompt, _, _ in hearing.llm.requests] == asked
 
 
-def test_text_comes_in_pauses_of_a_client_that_speaks_on(hearing: Served) -> None:
+def test_text_is_sent_in_each_pause_while_the_client_continues_to_speak(hearing: Served) -> None:
     parts = [pcm(5.2) + bytes(2 * 8_000), pcm(5.1) + bytes(2 * 8_000), pcm(0.7)]
     texts = []
     for part in parts:
@@ -302,7 +302,7 @@ def test_a_sound_has_the_limit_of_a_body(start_server: Start, hearing: Served) -
         assert client.until("transcription.done")[-1]["text"]
 
 
-def test_an_utterance_that_is_left_alone_is_written_down_and_the_turn_goes_on(
+def test_an_utterance_without_a_commit_is_transcribed_and_the_turn_continues(
     start_server: Start, hearing: Served
 ) -> None:
     server = hears(start_server(body_timeout_s=0.5), hearing)

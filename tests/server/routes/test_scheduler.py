@@ -10,7 +10,7 @@ from tests.server.conftest import Served
 from tests.server.raw import ask
 
 
-def test_the_last_decisions_are_told_in_the_schedulers_words(server: Served) -> None:
+def test_the_last_decisions_have_the_reasons_of_the_scheduler(server: Served) -> None:
     (decision,) = ask(server.url, "/scheduler/decisions").json["decisions"]
     assert (decision["kind"], decision["because"]) == ("blocked", "no blocks")
     assert (decision["step"], decision["last_step"]) == (1, 4)
