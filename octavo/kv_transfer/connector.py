@@ -72,9 +72,9 @@ class Connector(BlockSource):
         for success. Blocks of failed fetches are computed instead. Called before each step is planned."""
         raise NotImplementedError
 
-    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
-        """Return the commands that the step sends to the ranks (`RankCommands`), None for none. A step without rows is
-        planned for the commands alone."""
+    def payload(self, step_id: int, *, has_work: bool) -> bytes | None:
+        """Return the commands that the step sends to the ranks (`RankCommands`), None for none. Without
+        `has_work` the step is made for the commands alone."""
         raise NotImplementedError
 
     def note(self, rank: int, payload: bytes) -> None:

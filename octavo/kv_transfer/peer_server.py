@@ -219,10 +219,10 @@ class PeerServer(PrefixSource):
         if self._ends:
             self._wake()
 
-    def commands(self, *, has_rows: bool) -> RankCommands:
+    def commands(self, *, has_work: bool) -> RankCommands:
         sends: list[SendBlocks] = []
         for transfer in list(self._incomplete.values()):
-            sends += self._sends(transfer, has_rows=has_rows)
+            sends += self._sends(transfer, has_work=has_work)
             if transfer.num_there == len(transfer.digests):
                 del self._incomplete[transfer.name]
             elif not self._computing[transfer.digests[-1]]:
@@ -234,7 +234,7 @@ class PeerServer(PrefixSource):
         ends, self._ends = self._ends, []
         return RankCommands(sends=sends, ends=ends)
 
-    def _sends(self, transfer: _Transfer, *, has_rows: bool) -> list[SendBlocks]:
+    def _sends(self, transfer: _Transfer, *, has_work: bool) -> list[SendBlocks]:
         """Hold the blocks of a transfer that are in the pools by now, and return the send commands: one for blocks that
         the step computes, and one for the others."""
         sends: list[SendBlocks] = []
@@ -244,7 +244,7 @@ class PeerServer(PrefixSource):
             blocks = self._blocks.holds.hold_found(("transfer", transfer.name), digest, is_needed)
             if blocks is None:
                 break
-            is_fresh = has_rows and digest in self._fresh
+            is_fresh = has_work and digest in self._fresh
             if not sends or sends[-1].is_fresh is not is_fresh:
                 sends.append(SendBlocks(transfer.name, place, [[] for _ in blocks], is_fresh))
             for ids, block in zip(sends[-1].block_ids, blocks, strict=True):

@@ -223,7 +223,7 @@ class PeerSource(PrefixSource):
             self._commands.fetches.append(FetchBlocks(*place, hello.ranks, hello.epoch, patience_s))
             transfer.engine.send(TransferAwaited(transfer.name))
 
-    def commands(self, *, has_rows: bool) -> RankCommands:
+    def commands(self, *, has_work: bool) -> RankCommands:
         commands, self._commands = self._commands, RankCommands()
         return commands
 

@@ -26,7 +26,7 @@ class PrefixSource(BlockSource):
         part, each with the reason."""
         return []
 
-    def commands(self, *, has_rows: bool) -> RankCommands:
+    def commands(self, *, has_work: bool) -> RankCommands:
         """Return the commands of the step that is being planned (`Connector.payload`)."""
         return RankCommands()
 
@@ -111,10 +111,10 @@ class Sources(Connector):
             del self._num_notes[event]
         return is_last
 
-    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+    def payload(self, step_id: int, *, has_work: bool) -> bytes | None:
         commands = RankCommands()
         for source in self._sources:
-            commands += source.commands(has_rows=has_rows)
+            commands += source.commands(has_work=has_work)
         return frames.encode(commands) if commands else None
 
     def note(self, rank: int, payload: bytes) -> None:

@@ -94,7 +94,7 @@ class Tier(PrefixSource):
         removed, self._removed = self._removed, set()
         return [digest for digest in removed if not any(pool.was_evicted(digest) for pool in pools)]
 
-    def commands(self, *, has_rows: bool) -> RankCommands:
+    def commands(self, *, has_work: bool) -> RankCommands:
         loads = [LoadBlocks(each.fetch_id, self._name, each.digests, each.block_ids) for each in self._planned]
         self._began |= {fetch.fetch_id: (self._clock(), fetch) for fetch in self._planned}
         self._planned = []

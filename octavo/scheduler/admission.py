@@ -92,7 +92,7 @@ class Admission:
         deferred: list[SequenceGroup] = []
         blocked: list[SequenceGroup] = []
         num_computing = 0
-        computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager)
+        computing = set[bytes]() if self._whole_prompts else plan.digests_computed(self._block_manager)
         while not plan.tokens.is_full and (group := next_group()) is not None:
             if group.status is SequenceStatus.SWAPPED:
                 outcome, because = self._swap_in(group, plan, now)
@@ -149,7 +149,7 @@ class Admission:
             return  # it runs when its blocks are there
         self._rows.plan_group(group, plan)
         if not self._whole_prompts and group.live[0].seq_id in plan.rows:
-            computing.update(plan.hashes_computed_by(group.live[0], self._block_manager))
+            computing.update(plan.digests_computed_by(group.live[0], self._block_manager))
 
     def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
         for passed in blocked:

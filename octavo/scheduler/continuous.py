@@ -41,8 +41,9 @@ class ContinuousPlanner:
         tokens.for_prompts = tokens.remaining
         if plan.rows and (prompts or self._registry.has_queued):
             tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
-        if self._rows.num_turns > 1:
-            tokens.for_prompts = min(tokens.for_prompts, self._fair_chunk(prompts))
+            plan.num_allowed_prompt_tokens = tokens.for_prompts
+        if self._rows.num_microbatches > 1:
+            tokens.for_prompts = min(tokens.for_prompts, self._num_prompt_tokens_per_step(prompts))
         outranked = self._outranked(now) if self._registry.policy.may_outrank else []
         self._plan_prompts([group for group in prompts if group not in outranked], plan)
         if outranked:
@@ -52,10 +53,10 @@ class ContinuousPlanner:
             self._admit(plan, now)
         return plan
 
-    def _fair_chunk(self, prompts: SequenceABC[SequenceGroup]) -> int:
+    def _num_prompt_tokens_per_step(self, prompts: SequenceABC[SequenceGroup]) -> int:
         """Return the prompt tokens of a step when all steps in flight have an equal part, unless that is small."""
         num_tokens = self._registry.num_queued_tokens + sum(group.num_prompt_tokens for group in prompts)
-        return max(_SMALLEST_PIECE, -(-num_tokens // self._rows.num_turns))
+        return max(_SMALLEST_PIECE, -(-num_tokens // self._rows.num_microbatches))
 
     def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan) -> None:
         """Plan chunks for those of the groups that still run, in this order, as far as the tokens go."""

@@ -63,15 +63,15 @@ class Fetching:
         self._planned.append(Fetch(fetch_id, group.request_id, digests, blocks))
         self._registry.log.note("fetching", group.request, f"{num_blocks} blocks")
 
-    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+    def payload(self, step_id: int, *, has_work: bool) -> bytes | None:
         """Return what a step sends to the ranks, and begin the fetches that were planned with it behind it."""
         planned, self._planned = self._planned, []
-        if not has_rows:  # no step reads what was in the blocks
+        if not has_work:  # no step reads what was in the blocks
             self._begin(planned)
             if self._registry.has_queued and not self._registry.on_device:
                 self._connector.end_reads()
-        payload = self._connector.payload(step_id, has_rows=has_rows)
-        if has_rows:
+        payload = self._connector.payload(step_id, has_work=has_work)
+        if has_work:
             self._begin(planned)
         return payload
 

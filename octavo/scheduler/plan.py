@@ -33,10 +33,12 @@ class StepPlan:
     rows: what is computed.
     new: messages that make sequences known to the worker.
     copies: of blocks, before the row of the sequence.
-    filling: sequences whose row fills a block that the prefix index does not know, or writes an encoder's output.
+    to_publish: sequences whose row writes what others may take from now on: a block that the prefix index does not
+    know, or an encoder's output.
     prefix_copies: copies of sequences that were admitted and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
-    num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
+    num_allowed_prompt_tokens: the most that could have been in those rows beside rows that decode; 0 where none does.
+    num_decodes_left: sequences that decode and that may still have a row, where microbatches share them.
     connector: what KV transfers send to the ranks.
     may_draft: whether rows may carry guesses.
     proposals: what rows are to bring back from a draft model in the worker; its rows count down.
@@ -52,15 +54,15 @@ class StepPlan:
         self.rows: dict[int, ScheduledSequence] = {}
         self.new: dict[int, NewSequence] = {}
         self.copies: dict[int, list[BlockCopy]] = {}
-        self.filling: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self.to_publish: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
         self.prefix_copies: dict[int, list[BlockCopy]] = {}
         self.has_preempted = False
         self.connector: bytes | None = None
         self.adapter_waits = False
-        self.num_prompt_tokens = 0
-        self.num_turns_left = sys.maxsize
+        self.num_prompt_tokens = self.num_allowed_prompt_tokens = 0
+        self.num_decodes_left = sys.maxsize
         self.may_draft = False
         self.proposals = NO_PROPOSALS
         self.repeats: dict[int, int] = {}
@@ -111,6 +113,11 @@ class StepPlan:
 
     # ---- rows ----
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the workers compute or move anything, beside what KV transfers send them."""
+        return bool(self.rows or self.swap_outs or self.swap_ins)
+
     def drop(self, group: SequenceGroup, sequence: Sequence) -> PlannedRow | None:
         """Remove a sequence's row with its message and copies, and refund it. Returns what was removed."""
         row = self.rows.pop(sequence.seq_id, None)
@@ -123,19 +130,19 @@ class StepPlan:
         self.tokens.remaining += num_beside
         if num_known > 1:
             self.num_prompt_tokens -= num_known
-        self.filling.pop(sequence.seq_id, None)
+        self.to_publish.pop(sequence.seq_id, None)
         return PlannedRow(row, self.new.pop(sequence.seq_id, None), self.copies.pop(sequence.seq_id, []))
 
-    def hashes_computed(self, block_manager: BlockManager) -> set[bytes]:
+    def digests_computed(self, block_manager: BlockManager) -> set[bytes]:
         """Return the digests of the blocks that this step's prefills fill. Decode rows seldom fill one: they are left
         out."""
         digests: set[bytes] = set()
-        for seq_id, (_, sequence) in self.filling.items():
+        for seq_id, (_, sequence) in self.to_publish.items():
             if self.rows[seq_id].num_tokens > 1:
-                digests.update(self.hashes_computed_by(sequence, block_manager))
+                digests.update(self.digests_computed_by(sequence, block_manager))
         return digests
 
-    def hashes_computed_by(self, sequence: Sequence, block_manager: BlockManager) -> list[bytes]:
+    def digests_computed_by(self, sequence: Sequence, block_manager: BlockManager) -> list[bytes]:
         """Return the digests of the blocks that this sequence's row fills; none when prefix caching is off."""
         row, size = self.rows[sequence.seq_id], block_manager.block_size
         return block_manager.digests(sequence)[row.start // size : (row.start + row.num_tokens) // size]
@@ -174,7 +181,6 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, table: BlockTable, bl
     num_shared = group.num_prompt_tokens if parent is not None else 0
     if sequence.parent is not None and sequence.parent[0].is_resident:
         parent, num_shared = sequence.parent
-    sequence.num_sent_tokens = len(sequence.token_ids)
     media = group.request.media
     return NewSequence(
         seq_id=sequence.seq_id,
@@ -245,10 +251,9 @@ def scheduled_row(
             num_candidates = group.beams.num_listed
         else:
             num_samples = 1 if group.is_forked else group.width
-    if group.waits_for_results and sequence.num_sent_tokens < len(sequence.token_ids):
+    if not is_new and group.waits_for_results and sequence.num_sent_tokens < len(sequence.token_ids):
         assert end == len(sequence.token_ids), "tokens are sent with the row that computes the last of them"
         sent = tuple(sequence.token_ids[sequence.num_sent_tokens :])
-        sequence.num_sent_tokens = len(sequence.token_ids)
     return ScheduledSequence(
         seq_id=sequence.seq_id,
         epoch=sequence.epoch,

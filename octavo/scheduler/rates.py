@@ -169,7 +169,6 @@ class Rates:
         self._prefill = _Mean()
         self._swap = _Mean()
         self.pace = Pace(target_step_s)
-        self._num_allowed = 0
         self._planned: deque[_Planned] = deque()
         self._last_end = float("-inf")
         self.last_step_s = 0.0
@@ -193,17 +192,17 @@ class Rates:
         """Return how many prompt tokens, at most `most`, the step being planned may compute beside `num_rows` decoding
         rows."""
         wanted = self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)
-        self._num_allowed = most if wanted >= most else _rounded(num_rows + wanted) - num_rows if wanted else 0
-        return self._num_allowed
+        return most if wanted >= most else _rounded(num_rows + wanted) - num_rows if wanted else 0
 
-    def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, num_moved_bytes: int = 0) -> None:
+    def note_planned(
+        self, now: float, num_rows: int, num_prompt_tokens: int, num_moved_bytes: int = 0, *, num_allowed: int = 0
+    ) -> None:
         """Note a submitted step: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether,
-        and `num_moved_bytes` to or from the host.
+        and `num_moved_bytes` to or from the host. num_allowed: what `num_prompt_tokens_beside` returned for it.
         """
-        step = _Planned(now, num_rows, num_prompt_tokens, self._num_allowed, num_moved_bytes)
+        step = _Planned(now, num_rows, num_prompt_tokens, num_allowed, num_moved_bytes)
         self.pace.note_planned(step)
         self._planned.append(step)
-        self._num_allowed = 0
 
     def note_done(self, now: float, swap_s: float) -> None:
         """Note that the oldest submitted step has returned. Moving blocks to and from the host took `swap_s` of it."""

@@ -17,8 +17,8 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.fair_queueing import VirtualTime
 from octavo.scheduler.policy import Policy
-from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_groups import WaitingGroups
 from octavo.scheduler.waiting_queue import WaitingQueue
 
@@ -81,7 +81,7 @@ class Registry:
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self._released: list[Sequence] = []
         self._ended: list[EngineCoreOutput] = []
-        self._turns = Turns()
+        self._virtual_time = VirtualTime()
         self._num_seq_ids = 0
 
     # ---- requests arrive ----
@@ -89,7 +89,7 @@ class Registry:
     def new_groups(self, requests: SequenceABC[EngineCoreRequest]) -> list[SequenceGroup]:
         """Return groups for requests that arrive together. They belong to the registry once they are added."""
         made = []
-        for request, virtual_start in zip(requests, self._turns.starts(requests), strict=True):
+        for request, virtual_start in zip(requests, self._virtual_time.starts(requests), strict=True):
             seq_id = self._new_seq_id()
             group = SequenceGroup(request, seq_id, seq_id, virtual_start)
             group.waits_for_results |= self._waits_for_results
@@ -184,7 +184,7 @@ class Registry:
             group.metrics.note(now, "scheduled again")
         else:
             self.num_queued_tokens -= group.num_prompt_tokens
-            self._turns.note_admitted(group)
+            self._virtual_time.note_admitted(group)
             group.num_cached_tokens, group.cache_miss_reason = cached, because
             group.metrics.first_scheduled_time = now
             group.metrics.note(now, "scheduled")
@@ -350,6 +350,11 @@ class Registry:
         return ended
 
     # ---- steps ----
+
+    @property
+    def next_step_id(self) -> int:
+        """The id of the step that is planned next."""
+        return self.stats.num_steps + 1
 
     def begin_step(self, planned: Container[int], num_swapped_out: int, num_swapped_in: int) -> tuple[int, list[int]]:
         """Count a step with rows of the sequences `planned`. Returns its id and the sequences that the worker releases

@@ -20,11 +20,11 @@ class RowPlanner:
         registry: Registry,
         preemption: Preemption,
         proposer: Proposer | None,
-        num_turns: int,
+        num_microbatches: int,
         *,
         sends_tokens: bool,
     ) -> None:
-        """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token.
+        """num_microbatches: steps in flight that share the sequences that decode, where each waits for its token.
         sends_tokens: whether rows carry the drawn tokens, for workers that do not draw."""
         self._registry = registry
         self._block_manager = registry.block_manager
@@ -32,15 +32,15 @@ class RowPlanner:
         self._preemption = preemption
         self._tables = registry.block_manager.tables
         self._proposer = proposer
-        self.num_turns = num_turns
+        self.num_microbatches = num_microbatches
         self._sends_tokens = sends_tokens
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
         more tokens than they were granted."""
         running, tokens = self._registry.running, plan.tokens
-        if self.num_turns > 1:
-            plan.num_turns_left = self._fair_share()
+        if self.num_microbatches > 1:
+            plan.num_decodes_left = self._num_decodes_per_step()
         if self._proposer is not None:
             self._begin_guesses(self._proposer, plan)
         unfinished: list[SequenceGroup] = []
@@ -90,7 +90,7 @@ class RowPlanner:
         sequence.num_computed_tokens = num_tokens
         sequence.num_pending = pending + 1
         if num_tokens >= (table.num_published + 1) * self._block_size:
-            self._note_filled(group, sequence, plan)
+            self._note_to_publish(group, sequence, plan)
         return True
 
     def _plan_sent_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
@@ -120,7 +120,7 @@ class RowPlanner:
         for sequence in group.live:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if waits and not self._has_turn(sequence, plan):
+            if waits and not self._take_row(sequence, plan):
                 continue
             drafts = self._drafts(group, sequence, plan) if waits and plan.may_draft else ()
             has_guesses = waits and (drafts or plan.proposals.num_rows)
@@ -130,13 +130,14 @@ class RowPlanner:
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, drafts):
                 return
 
-    def _has_turn(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Return whether a sequence that waits for results may have a row in this step."""
+    def _take_row(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Return whether a sequence that waits for results may have a row in this step, and count it among those that
+        have one."""
         if sequence.num_pending or sequence.candidates is not None:
             return False  # its results are on their way, or those of the beams that grow together with it
-        if self.num_turns > 1 and _is_decoding(sequence):
-            plan.num_turns_left -= 1
-            return plan.num_turns_left >= 0  # otherwise the next step has its row
+        if self.num_microbatches > 1 and _is_decoding(sequence):
+            plan.num_decodes_left -= 1
+            return plan.num_decodes_left >= 0  # otherwise the next step has its row
         return True
 
     def _plan_sequence(
@@ -184,11 +185,13 @@ class RowPlanner:
         row = plan.rows[seq_id] = scheduled_row(
             group, sequence, end - start, growth, drafts, num_proposals, is_new=is_new
         )
+        if is_new or group.waits_for_results:
+            sequence.num_sent_tokens = len(sequence.token_ids)
         sequence.is_resident = True
         sequence.num_computed_tokens = end  # drafts count once they have turned out to be right
         if group.num_counted_tokens < group.num_prompt_tokens:
             self._registry.count_prompt(group, end)
-        self._note_filled(group, sequence, plan)
+        self._note_to_publish(group, sequence, plan)
         if row.num_samples or row.num_candidates:
             sequence.num_pending = pending + 1
         return True
@@ -215,20 +218,20 @@ class RowPlanner:
         num_left = group.max_tokens - sequence.num_output_tokens - num_drafts - 2
         return max(0, min(plan.proposals.num_tokens, num_left))
 
-    def _fair_share(self) -> int:
+    def _num_decodes_per_step(self) -> int:
         """Return how many of the sequences that decode have a row in this step, so that all steps in flight have about
         as many: what one leaves out, the next one computes."""
         num_decoding = sum(len(group.live) for group in self._registry.running if not group.is_computing_prompt)
-        return max(1, -(-num_decoding // self.num_turns))
+        return max(1, -(-num_decoding // self.num_microbatches))
 
-    def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
+    def _note_to_publish(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Note whether the sequence's newest row fills a block that is not in the prefix index yet, may end a prompt
         that is kept, or writes an encoder's output."""
         table = self._tables[sequence.seq_id]
         is_full = sequence.num_computed_tokens >= (table.num_published + 1) * self._block_size
         is_kept = (is_full or group.request.keep_s) and self._block_manager.enable_prefix_caching
         if is_kept or table.lacks_encoding:
-            plan.filling[sequence.seq_id] = group, sequence
+            plan.to_publish[sequence.seq_id] = group, sequence
 
     def _make_room(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Free blocks for the group: preempt a running one, or, when no other runs, end all pins. Returns False when

@@ -87,8 +87,8 @@ class Scheduler:
         self._preemption = Preemption(registry, config.preemption_mode, rates)
         self._drafts = None if proposer is None else DraftLog(proposer, registry)
         self._results = Results(registry, self._preemption)
-        num_turns = config.max_steps_in_flight if sends_tokens else 1
-        self._rows = RowPlanner(registry, self._preemption, proposer, num_turns, sends_tokens=sends_tokens)
+        num_microbatches = config.max_steps_in_flight if sends_tokens else 1
+        self._rows = RowPlanner(registry, self._preemption, proposer, num_microbatches, sends_tokens=sends_tokens)
         self._fetching = None if connector is None else Fetching(registry, connector)
         self._adapters = None
         if adapter_calls is not None:
@@ -267,7 +267,7 @@ class Scheduler:
         A step may have no rows, and only move blocks.
         """
         registry = self._registry
-        self.log.begin(registry.stats.num_steps + 1, now)
+        self.log.begin(registry.next_step_id, now)
         self.block_manager.pins.expire(now)
         if self._fetching is not None:
             self._fetching.collect(now)
@@ -278,12 +278,11 @@ class Scheduler:
             self._adapters.end_failed(now)
         self.block_manager.end_planning()
         self._admission_control.note_planned()
-        for group, sequence in plan.filling.values():
+        for group, sequence in plan.to_publish.values():
             registry.publish(group, sequence)
-        has_rows = bool(plan.rows or plan.swap_outs)
         if self._fetching is not None:
-            plan.connector = self._fetching.payload(registry.stats.num_steps + 1, has_rows=has_rows)
-        if not has_rows and plan.connector is None:
+            plan.connector = self._fetching.payload(registry.next_step_id, has_work=plan.has_work)
+        if plan.connector is None and not plan.has_work:
             return None
         if self.policy.counts_service:
             for row in plan.rows.values():
@@ -292,7 +291,8 @@ class Scheduler:
         step = plan.output(*registry.begin_step(plan.rows, len(plan.swap_outs), len(plan.swap_ins)))
         moves = step.block_ops.swap_outs + step.block_ops.swap_ins
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
-        self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)
+        num_allowed = plan.num_allowed_prompt_tokens
+        self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes, num_allowed=num_allowed)
         if self._drafts is not None:
             self._drafts.note_planned(step, plan)
         return step

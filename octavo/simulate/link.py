@@ -155,7 +155,7 @@ class LinkedConnector(Connector):
             self.ended(request_id)
         return [(fetch_id, error) for _, fetch_id, error, _ in there]
 
-    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+    def payload(self, step_id: int, *, has_work: bool) -> bytes | None:
         """Begin the fetches that were planned before this step."""
         planned, self._planned = self._planned, []
         for fetch in planned:

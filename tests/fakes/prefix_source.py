@@ -70,7 +70,7 @@ class ToySource(Connector):
     def fetch(self, fetch: Fetch) -> None:
         self._given.append(fetch)
 
-    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+    def payload(self, step_id: int, *, has_work: bool) -> bytes | None:
         given, self._given = self._given, []
         for fetch in given:
             self._count += 1

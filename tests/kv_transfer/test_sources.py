@@ -34,7 +34,7 @@ class Shelf(PrefixSource):
         failed, self.failed = self.failed, []
         return failed
 
-    def commands(self, *, has_rows: bool) -> RankCommands:
+    def commands(self, *, has_work: bool) -> RankCommands:
         commands, self._commands = self._commands, RankCommands()
         return commands
 
@@ -68,11 +68,11 @@ def fetch(connector: Connector, fetch_id: int, num_digests: int) -> int:
 def test_the_source_with_most_blocks_supplies_them_and_the_first_of_equals() -> None:
     _, _, connector, _ = make()
     assert (fetch(connector, 1, 4), fetch(connector, 2, 2)) == (3, 2)
-    payload = connector.payload(1, has_rows=True)
+    payload = connector.payload(1, has_work=True)
     assert payload is not None
     commands = msgspec.msgpack.decode(payload, type=RankCommands)
     assert [each.tier for each in commands.loads] == ["near", "far"]
-    assert connector.payload(2, has_rows=True) is None
+    assert connector.payload(2, has_work=True) is None
 
 
 def test_a_fetch_has_ended_when_all_ranks_have_said_so_and_failed_when_one_has() -> None:

@@ -46,7 +46,7 @@ class Desk:
         return cached(self.pool, digest, range(num_tokens))
 
     def save(self) -> RankCommands:
-        commands = self.tier.commands(has_rows=True)
+        commands = self.tier.commands(has_work=True)
         for save in commands.saves:
             for digest in save.digests:
                 self.store.write(digest, 0, [memoryview(digest)])
@@ -58,7 +58,7 @@ class Desk:
     def fetch(self, note: Fetched, *digests: bytes) -> str:
         """Fetch blocks, and return the error."""
         self.tier.fetch(Fetch(note.fetch_id, "r", list(digests), [[1] * len(digests)]))
-        assert self.tier.commands(has_rows=False).loads == [
+        assert self.tier.commands(has_work=False).loads == [
             LoadBlocks(note.fetch_id, "disk", list(digests), [[1] * len(digests)])
         ]
         return self.tier.fetched(note)
@@ -72,11 +72,11 @@ def desk(tmp_path: Path) -> Desk:
 def test_full_blocks_are_saved_once_and_held_until_all_ranks_have_them(desk: Desk) -> None:
     first, second = desk.publish(b"1"), desk.publish(b"2")
     desk.publish(b"tail", num_tokens=3)
-    assert desk.tier.commands(has_rows=True) == RankCommands(
+    assert desk.tier.commands(has_work=True) == RankCommands(
         saves=[SaveBlocks(0, ["disk"], [b"1", b"2"], [[first, second]])]
     )
     assert [desk.pool.num_users(block) for block in (first, second)] == [1, 1]
-    assert not desk.tier.commands(has_rows=True)
+    assert not desk.tier.commands(has_work=True)
     desk.tier.saved(7)  # another source's
     assert len(desk.manager.holds) == 1
     desk.tier.saved(0)
@@ -113,12 +113,12 @@ def test_wrong_content_is_removed_and_evicted_content_stays(tmp_path: Path) -> N
     desk.publish(b"wrong")
     desk.tier.saved(desk.save().saves[0].save_id)
     desk.pool.invalidate(b"wrong")
-    assert desk.tier.commands(has_rows=True).drops == [b"wrong"]
+    assert desk.tier.commands(has_work=True).drops == [b"wrong"]
     desk.publish(b"old")
     for number in range(16):
         desk.publish(bytes([number]))
     assert desk.pool.find(b"old") is None
-    assert desk.tier.commands(has_rows=True).drops == []
+    assert desk.tier.commands(has_work=True).drops == []
 
 
 def test_content_that_was_wrong_and_is_stored_again_is_removed_before_it_is_saved(desk: Desk) -> None:
@@ -126,7 +126,7 @@ def test_content_that_was_wrong_and_is_stored_again_is_removed_before_it_is_save
     desk.save()
     desk.pool.invalidate(b"1")
     desk.publish(b"1")
-    commands = desk.tier.commands(has_rows=True)
+    commands = desk.tier.commands(has_work=True)
     assert (commands.drops, [save.digests for save in commands.saves]) == ([b"1"], [[b"1"]])
 
 
@@ -167,7 +167,7 @@ def test_short_prefixes_are_computed_where_that_is_faster(tmp_path: Path) -> Non
         desk.store.write(digest, 0, [memoryview(digest)])
     assert desk.find(digests[0]) == 1  # nothing is measured yet
     desk.tier.fetch(Fetch(1, "r", digests[:8], [[0] * 8]))
-    desk.tier.commands(has_rows=True)
+    desk.tier.commands(has_work=True)
     desk.now = 0.018
     desk.tier.fetched(Fetched(1, "", 8000, 0.016))
     # a block takes 2 ms and is computed in 1 ms
@@ -209,7 +209,7 @@ def test_the_break_even_length_says_from_what_it_follows() -> None:
 def test_nothing_is_commanded_when_the_store_no_longer_saves(desk: Desk) -> None:
     desk.store.is_saving = False
     desk.publish(b"1")
-    assert not desk.tier.commands(has_rows=True)
+    assert not desk.tier.commands(has_work=True)
     desk.tier.close()
     desk.publish(b"2")
     assert not desk.pool.listeners

@@ -138,8 +138,9 @@ def test_a_pause_of_the_process_is_forgotten_soon() -> None:
 def step(rates: Rates, now: float, *, rows: int, wanted: int = 0, most: int = 2048) -> tuple[float, int]:
     """Plan and carry out a step of `rows` that decode and `wanted` prompt tokens, as many as are granted; returns its
     end and the prompt tokens."""
-    granted = min(wanted, rates.num_prompt_tokens_beside(rows, most)) if rows and wanted else wanted
-    rates.note_planned(now, rows + (granted > 0), granted)
+    allowed = rates.num_prompt_tokens_beside(rows, most) if rows and wanted else 0
+    granted = min(wanted, allowed) if rows else wanted
+    rates.note_planned(now, rows + (granted > 0), granted, num_allowed=allowed)
     now += max(DECODE_S * (rows > 0), PROMPT_TOKEN_S * (rows + granted))
     rates.note_done(now, 0.0)
     return now, granted

@@ -8,8 +8,8 @@ import pytest
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.fair_queueing import VirtualTime
 from octavo.scheduler.policies import POLICIES
-from octavo.scheduler.turns import Turns
 from tests.fakes.engine import make_core, make_request, run
 
 
@@ -54,7 +54,7 @@ def test_two_batches_share_by_prompt_tokens() -> None:
 
 
 def test_a_batch_keeps_a_share_however_many_others_come() -> None:
-    turns = Turns()
+    turns = VirtualTime()
     requests = batch("many", 3, 8)
     second = SequenceGroup(requests[1], 1, 1, turns.starts(requests)[1])
     turns.note_admitted(SequenceGroup(requests[0], 0, 0, 0.0))

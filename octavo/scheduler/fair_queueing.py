@@ -1,4 +1,4 @@
-"""Fair turns between API requests: start-time fair queueing (Goyal et al. 1996, doi:10.1109/90.649569) over prompts.
+"""API requests take turns: start-time fair queueing (Goyal et al. 1996, doi:10.1109/90.649569) over prompts.
 
 Prompts of one API request are added together. Each has a virtual start, which policies use as its place of arrival.
 """
@@ -16,8 +16,8 @@ _LEAST_SHARE: Final = 1 / 16
 """Share of the admitted prompt tokens that a request with many prompts gets at least, however many others come."""
 
 
-class Turns:
-    """Virtual time, in prompt tokens: it is the largest start of the admitted prompts, and grows with every admission,
+class VirtualTime:
+    """In prompt tokens: it is the largest start of the admitted prompts, and grows with every admission,
     so that no prompt is passed for ever."""
 
     def __init__(self) -> None:
