@@ -69,15 +69,15 @@ class BlockManager:
             )
             for index, group in enumerate(limits.groups)
         )
-        self.releases_unseen = any(cache.keeps.releases for cache in self.groups)
-        self.keeps_states = any(cache.keeps.is_sparse for cache in self.groups)
+        self.releases_unseen = any(cache.retention.releases for cache in self.groups)
+        self.keeps_states = any(cache.retention.is_state for cache in self.groups)
         self.encodings = Encodings(self.groups, enable_prefix_caching=enable_prefix_caching)
         self.token_groups = tuple(cache for cache in self.groups if not cache.holds_encoding)
         self.pins = Pins(self.token_groups)
         self.listeners: list[BlockListener] = []
         for cache in self.token_groups:
             cache.pool.listeners = self.listeners
-            if len(self.token_groups) > 1 and not cache.keeps.releases:
+            if len(self.token_groups) > 1 and not cache.retention.releases:
                 cache.pool.on_evicted = self._demote
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
@@ -210,15 +210,15 @@ class BlockManager:
         if end + num_guesses <= table.writable_end:
             return UNCHANGED
         for cache, blocks in zip(groups, table.blocks, strict=False):
-            last = end if cache.keeps.is_sparse else end + num_guesses + cache.num_lookahead
-            if not cache.has_room_to_write(blocks, start // size, -(-last // size)):
+            num_blocks = cache.num_blocks_to_write(end, num_guesses)
+            if not cache.has_room_to_write(blocks, start // size, num_blocks):
                 return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
         first, snapshots = start // size, table.snapshots if self.enable_prefix_caching else None
         for cache, blocks in zip(groups, table.blocks, strict=False):
-            last = end if cache.keeps.is_sparse else end + num_guesses + cache.num_lookahead
-            first_changed, copied = cache.make_writable(blocks, first, -(-last // size), snapshots, len(self._tables))
+            num_blocks = cache.num_blocks_to_write(end, num_guesses)
+            first_changed, copied = cache.make_writable(blocks, first, num_blocks, snapshots, len(self._tables))
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
@@ -250,12 +250,12 @@ class BlockManager:
         """
         if not self.releases_unseen:
             return
-        caches = [cache for cache in self.groups if cache.keeps.releases]
+        caches = [cache for cache in self.groups if cache.retention.releases]
         for sequence in sequences:
             start, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
             table = self._tables[sequence.seq_id]
             for cache in caches:
-                position = start if start < last_known or cache.keeps.is_sparse else last_known
+                position = start if start < last_known or cache.retention.is_state else last_known
                 i = cache.index
                 table.num_unseen[i] = cache.release_unseen(table.blocks[i], table.num_unseen[i], position)
 
@@ -294,7 +294,9 @@ class BlockManager:
     def _enter(self, table: BlockTable, index: int, content: Content) -> None:
         for cache, blocks in zip(self.token_groups, table.blocks, strict=False):
             # a sequence is swapped in without what it no longer reads
-            if blocks[index] != NULL_BLOCK and (not cache.keeps.is_sparse or cache.is_snapshot(index, table.snapshots)):
+            if blocks[index] != NULL_BLOCK and (
+                not cache.retention.is_state or cache.is_snapshot(index, table.snapshots)
+            ):
                 cache.pool.publish(blocks[index], content)
         if self.pins:
             self.pins.hold(content.digest)
@@ -361,7 +363,7 @@ class BlockManager:
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Return how many leading blocks of the first of these sequences other sequences use as well, in each group."""
         tables = [self._tables[sequence.seq_id].blocks for sequence in sequences]
-        dense = (cache for cache in self.token_groups if not cache.keeps.is_sparse)
+        dense = (cache for cache in self.token_groups if not cache.retention.is_state)
         shared = (cache.num_leading_shared([each[cache.index] for each in tables if each]) for cache in dense)
         return min(shared, default=0)
 
@@ -372,7 +374,7 @@ class BlockManager:
     def _demote(self, digest: bytes) -> None:
         """Let groups that keep less evict their blocks of a prefix soon: a group that keeps all has evicted it."""
         for cache in self.groups:
-            if cache.keeps.releases:
+            if cache.retention.releases:
                 cache.pool.demote(digest)
 
     def _table(self, sequence: Sequence) -> BlockTable:

@@ -14,7 +14,7 @@ from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import PrefixHit, Shortage
 from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, CachedBytes, release_table
 from octavo.kv_cache.eviction import EVICTIONS
-from octavo.kv_cache.retention import retention
+from octavo.kv_cache.retention import retention_of
 
 
 class GroupCache:
@@ -43,12 +43,12 @@ class GroupCache:
         if cached_bytes is not None:
             cached_bytes.add(self.pool, limits.block_bytes)
         self.host_pool = BlockPool(limits.num_host_blocks)
-        self.keeps = retention(limits, block_size)
+        self.retention = retention_of(limits, block_size)
         self.holds_encoding = limits.num_encoded > 0
         self.block_bytes = limits.block_bytes
         self.block_size = block_size
         # nothing is written ahead of a state
-        self.num_lookahead = 0 if self.keeps.is_sparse else num_lookahead
+        self.num_lookahead = 0 if self.retention.is_state else num_lookahead
         self._blocks_between = -(-snapshot_tokens // block_size)
         self._num_watermark_blocks = int(watermark * limits.num_blocks)
 
@@ -57,7 +57,7 @@ class GroupCache:
     def num_required_blocks(self, group: SequenceGroup, num_unseen: int = 0) -> int:
         """Return the blocks that a request needs at once for all its known tokens, and the lookahead slots of each
         sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
-        size, at_once, num_lookahead = self.block_size, self.keeps.at_once, self.num_lookahead
+        size, at_once, num_lookahead = self.block_size, self.retention.at_once, self.num_lookahead
         if self.holds_encoding:
             return group.request.num_encoded_blocks(size)
         if group.width > 1 and not group.has_output:
@@ -97,29 +97,35 @@ class GroupCache:
         if num_fetched:
             # the last block keeps what the token after it reads: so others find the prefix up to there
             num_whole = min(len(hit_blocks) + num_fetched, (num_tokens - 1) // self.block_size)
-            num_unseen = self.keeps.num_unseen_blocks(num_whole * self.block_size)
+            num_unseen = self.retention.num_unseen_blocks(num_whole * self.block_size)
         table = [NULL_BLOCK] * num_unseen
         for block in hit_blocks[num_unseen:]:
             self.pool.acquire(block)
             self.pool.note_hit(block)
             table.append(block)
-        num_live = self.keeps.at_once(num_blocks_for(num_tokens, self.block_size) - num_unseen)
-        end = len(hit_blocks) + num_fetched if self.keeps.is_sparse else num_unseen + num_live
+        num_live = self.retention.at_once(num_blocks_for(num_tokens, self.block_size) - num_unseen)
+        end = len(hit_blocks) + num_fetched if self.retention.is_state else num_unseen + num_live
         table.extend(self.pool.allocate() for _ in range(end - len(table)))
         return table
 
     def first_sent(self, num_blocks: int) -> int:
         """Return the first of a prefix's blocks that another engine needs to go on: with the last token of the prefix,
         or, where it has a state, behind it."""
-        return self.keeps.num_unseen_blocks((num_blocks - (not self.keeps.is_sparse)) * self.block_size)
+        return self.retention.num_unseen_blocks((num_blocks - (not self.retention.is_state)) * self.block_size)
 
     # ---- growth ----
+
+    def num_blocks_to_write(self, end: int, num_guesses: int) -> int:
+        """Return how many blocks a sequence has whose tokens before `end`, guesses behind them and lookahead slots are
+        written. No state is kept behind a guess."""
+        last = end if self.retention.is_state else end + num_guesses + self.num_lookahead
+        return -(-last // self.block_size)
 
     def has_room_to_write(self, table: list[int], first: int, num_blocks: int) -> bool:
         """Return whether there are free blocks to make entries from `first` on writable, `num_blocks` in all."""
         num_shared = sum(map(self.pool.is_shared, table[first:]))
         num_new = max(0, num_blocks - len(table))
-        if self.keeps.is_sparse:
+        if self.retention.is_state:
             num_new = min(1, num_new)
         return num_new + num_shared <= self.pool.num_free_blocks
 
@@ -146,7 +152,7 @@ class GroupCache:
                 copies.append(BlockCopy(source, table[i], self.index))
                 first_changed = min(first_changed, i)
         for i in range(len(table), num_blocks):
-            is_written = not self.keeps.is_sparse or i + 1 == num_blocks
+            is_written = not self.retention.is_state or i + 1 == num_blocks
             if not is_written and snapshots is not None and pool.num_free_blocks > num_kept + 1:
                 is_written = self.is_snapshot(i, snapshots)
             table.append(pool.allocate() if is_written else NULL_BLOCK)
@@ -163,11 +169,11 @@ class GroupCache:
 
         What leaves a window is evicted before other blocks: it is found only where a prompt parts from this one there.
         """
-        end = self.keeps.num_unseen_blocks(position)
+        end = self.retention.num_unseen_blocks(position)
         # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
         for i in range(first, end):
             if table[i] != NULL_BLOCK:
-                self.pool.release(table[i], is_spare=not self.keeps.is_sparse)
+                self.pool.release(table[i], is_spare=not self.retention.is_state)
                 table[i] = NULL_BLOCK
         return max(first, end)
 
@@ -216,7 +222,7 @@ class GroupCache:
         for table, num_computed_tokens, num_tokens in tables:
             num_unseen = table.count(NULL_BLOCK)
             distinct.update(table[num_unseen:])
-            num_live = self.keeps.at_once(num_blocks_for(num_tokens + self.num_lookahead, size) - num_unseen)
+            num_live = self.retention.at_once(num_blocks_for(num_tokens + self.num_lookahead, size) - num_unseen)
             num_more += max(0, num_live - (len(table) - num_unseen))
             for block in table[num_computed_tokens // size :]:
                 num_more += block in writers
@@ -243,7 +249,7 @@ class GroupCache:
 
 def fewest_blocks(caches: Iterable[GroupCache]) -> int:
     """Return the device blocks of the smallest group among those that have a block for every block of a prefix."""
-    dense = (cache for cache in caches if not cache.keeps.is_sparse and not cache.holds_encoding)
+    dense = (cache for cache in caches if not cache.retention.is_state and not cache.holds_encoding)
     return min((cache.pool.num_blocks for cache in dense), default=1)
 
 

@@ -38,6 +38,7 @@ class Pins:
         self._most_held = [pool.num_blocks // 2 for pool in pools]
         self._max_blocks = fewest_blocks(groups) // 2
         self._pins: dict[bytes, _Pin] = {}
+        """By kind and last digest."""
         self._num_pins: dict[bytes, int] = {}
         self._blocks: list[dict[bytes, int]] = [{} for _ in pools]
 
@@ -97,7 +98,11 @@ class Pins:
 
     def unpin_digests(self, digests: Sequence[bytes], kind: bytes = b"") -> bool:
         """End the pin of exactly this chain. Returns whether there was one."""
-        pin = self._pins.pop(kind + digests[-1], None) if digests else None
+        return bool(digests) and self._end(kind + digests[-1])
+
+    def _end(self, name: bytes) -> bool:
+        """End the pin with this name: its kind and its last digest. Returns whether there was one."""
+        pin = self._pins.pop(name, None)
         if pin is None:
             return False
         for digest in reversed(pin.digests):
@@ -109,8 +114,8 @@ class Pins:
 
     def num_held(self, digests: Sequence[bytes]) -> int:
         """Return how many leading blocks of a prefix are held such that a sequence may continue them."""
-        keeps, finds = [cache.keeps for cache in self._groups], [blocks.get for blocks in self._blocks]
-        return len(longest_common(keeps, finds, digests)[0][0])
+        retentions, finds = [cache.retention for cache in self._groups], [blocks.get for blocks in self._blocks]
+        return len(longest_common(retentions, finds, digests)[0][0])
 
     def lengths(self, digests: Sequence[bytes]) -> list[int]:
         """Return the numbers of leading blocks of a sequence after which a pinned prefix ends."""
@@ -138,7 +143,7 @@ class Pins:
     def expire(self, now: float) -> None:
         """End the pins whose time is over."""
         for name in [name for name, pin in self._pins.items() if pin.until <= now]:
-            self.unpin_digests([name])
+            self._end(name)
 
     def clear(self) -> int:
         """End all pins. Returns how many blocks they held."""

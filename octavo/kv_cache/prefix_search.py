@@ -26,9 +26,9 @@ def find_hit(
     size = caches[0].block_size
     encoded = [cache for cache in caches if cache.holds_encoding]
     caches = caches[: len(caches) - len(encoded)]
-    keeps, finds = [cache.keeps for cache in caches], [cache.pool.find for cache in caches]
-    dense = [cache for cache in caches if not cache.keeps.is_sparse]
-    blocks, alone = longest_common(keeps, finds, digests[: num_usable // size])
+    retentions, finds = [cache.retention for cache in caches], [cache.pool.find for cache in caches]
+    dense = [cache for cache in caches if not cache.retention.is_state]
+    blocks, alone = longest_common(retentions, finds, digests[: num_usable // size])
     num_blocks = len(blocks[0])
     start = num_blocks * size
     missing = digests[num_blocks] if num_blocks < num_usable // size else None
@@ -46,7 +46,7 @@ def find_hit(
         because = _because(caches, missing, start, alone)
     parted = num_parted if num_parted > num_blocks else 0
     for cache in encoded:
-        blocks.append(cache.keeps.find_prefix(encoding_names(key, num_encoded_blocks), cache.pool.find))
+        blocks.append(cache.retention.find_prefix(encoding_names(key, num_encoded_blocks), cache.pool.find))
     return PrefixHit(blocks, start, missing, sources, num_copied, because, parted, num_encoded_blocks)
 
 
@@ -55,7 +55,7 @@ def _because(caches: Sequence[GroupCache], missing: bytes, start: int, alone: Se
     groups lack was evicted or is new."""
     most = max(alone)
     if most > start // caches[0].block_size:
-        lacking = [cache.keeps for cache in caches if alone[cache.index] < most]
+        lacking = [cache.retention for cache in caches if alone[cache.index] < most]
         losses = " and ".join(f"{each.name} {each.loss}" for each in lacking)
         return f"{losses} between tokens {start:,} and {most * caches[0].block_size:,}"
     is_evicted = any(cache.pool.was_evicted(missing) for cache in caches)

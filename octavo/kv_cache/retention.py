@@ -3,8 +3,8 @@
 A kind of layer is one class here that states how many blocks a sequence of some tokens needs at once, which leading
 blocks no later token reads, and which cached prefix a sequence may continue; how many bytes a block has is stated by
 the memory plan. Layers with latents keep all blocks, which have another size. A block of a recurrent state holds the
-state after its last
-token: only the last one is read, and a prefix may be continued behind any block whose state is cached.
+state after its last token: only the last one is read, and a prefix may be continued behind any block whose state is
+cached.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class Retention:
     """Every token reads all tokens before it. Other kinds of layers override the methods that differ. name: name of the
     layers in reasons. loss: words of a reason for the missing part of a prefix.
     releases: whether leading blocks of a sequence become unread while it runs.
-    is_sparse: a row writes its last block, and of the others only those that later look-ups should find (snapshots).
+    is_state: blocks hold states. A row writes its last block, and of the others only those that later look-ups should
+    find (snapshots).
     """
 
     name = "full attention layers"
     loss = "have lost blocks"
     releases = False
-    is_sparse = False
+    is_state = False
 
     def num_unseen_blocks(self, position: int) -> int:
         """Return how many leading blocks neither the token at `position` nor any later one reads."""
@@ -98,7 +99,7 @@ class States(Retention):
     name = "recurrent layers"
     loss = "have no snapshot"
     releases = True
-    is_sparse = True
+    is_state = True
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -134,13 +135,13 @@ class Encoding(Retention):
 
 
 def longest_common(
-    keeps: Sequence[Retention], finds: Sequence[Find], digests: Sequence[bytes]
+    retentions: Sequence[Retention], finds: Sequence[Find], digests: Sequence[bytes]
 ) -> tuple[list[list[int]], list[int]]:
     """Return the blocks, for each cache group, of the longest prefix of `digests` that a sequence may continue in all
     of them; and how many leading blocks each group has by itself."""
     wanted, alone = digests, list[int]()
     while True:
-        blocks = [each.find_prefix(wanted, find) for each, find in zip(keeps, finds, strict=True)]
+        blocks = [each.find_prefix(wanted, find) for each, find in zip(retentions, finds, strict=True)]
         lengths = [*map(len, blocks)]
         alone = alone or lengths
         if min(lengths) == max(lengths):
@@ -148,7 +149,7 @@ def longest_common(
         wanted = wanted[: min(lengths)]  # a missing block of one group shortens the prefix of the others
 
 
-def retention(limits: GroupLimits, block_size: int) -> Retention:
+def retention_of(limits: GroupLimits, block_size: int) -> Retention:
     """Return the retention of the layers of a cache group with these limits."""
     if limits.is_state:
         return States(block_size)

@@ -151,7 +151,7 @@ class Tier(PrefixSource):
     def _count(self, digests: list[bytes]) -> int:
         caches = self._manager.groups
         finds = [partial(self._find_file, cache.index) for cache in caches]
-        return len(longest_common([cache.keeps for cache in caches], finds, digests)[0][0])
+        return len(longest_common([cache.retention for cache in caches], finds, digests)[0][0])
 
     def _find_file(self, group: int, digest: bytes) -> int | None:
         """Return any number in place of a block's id, None if the store does not have the block."""

@@ -20,7 +20,7 @@ from octavo.scheduler.waiting_groups import AdapterState
 
 _POLL_S: Final = 0.005
 """How soon an idle core asks again whether an adapter has been read."""
-_MOST_UNREAD: Final = 64
+_MOST_UNCOLLECTED: Final = 64
 """How many failures of reads are kept until the caller of `read` asks for them."""
 
 
@@ -46,7 +46,7 @@ class Adapters:
         self._host: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[str, LoRARequest] = {}
         self._failed: dict[str, str] = {}
-        self._unread: OrderedDict[str, str] = OrderedDict()
+        self._uncollected: OrderedDict[str, str] = OrderedDict()
         """Failures that no request has ended with, for the next `read`."""
         self._names_of: tuple[int, tuple[str, ...]] = (-1, ())
         """`num_adapter_changes`, and the names of adapters of waiting groups that steps report at that time."""
@@ -63,8 +63,8 @@ class Adapters:
         if digest in self._host:
             self._host.move_to_end(digest)
             return ""
-        if digest in self._unread:
-            return self._unread.pop(digest)
+        if digest in self._uncollected:
+            return self._uncollected.pop(digest)
         states = self._call("read_adapter", adapter.lora_path, digest)
         error = next(filter(None, states), "")
         if not error and None in states:
@@ -109,9 +109,9 @@ class Adapters:
         self._timer = None
         self._wake()
 
-    def refusal(self, group: SequenceGroup, *, may_preempt: bool = False) -> str:
-        """Return why the group's adapter cannot have a slot now; an empty string when it can. Begins to read it while
-        fewer are read than there are slots for, and lets the waiting groups with it be passed until it is read.
+    def make_ready(self, group: SequenceGroup, *, may_preempt: bool = False) -> str:
+        """Return why the group's adapter cannot have a slot now; an empty string when it can. An adapter that is absent
+        is read, while fewer are read than there are slots for; until then others pass the waiting groups with it.
         may_preempt: the slots of running groups count as free."""
         adapter = group.request.lora_request
         if adapter is None or adapter.digest in self._host:
@@ -130,7 +130,7 @@ class Adapters:
         return f"adapter {adapter.lora_name} is being read"
 
     def assign(self, group: SequenceGroup) -> None:
-        """Give a group that begins to run, and whose adapter has no `refusal`, the slot of its adapter."""
+        """Give a group that begins to run, and whose adapter is ready, the slot of its adapter."""
         adapter = group.request.lora_request
         if adapter is None:
             return
@@ -197,20 +197,20 @@ class Adapters:
         """End the requests whose adapter could not be read."""
         if not self._failed:
             return
-        unread = dict(self._failed)
+        uncollected = dict(self._failed)
         for group in list(self._registry.groups.values()):
             adapter = group.request.lora_request
             if adapter is None or adapter.digest not in self._failed or group in self._registry.on_device:
                 continue
-            unread.pop(adapter.digest, None)
+            uncollected.pop(adapter.digest, None)
             message = f"the adapter {adapter.lora_name} cannot be used: {self._failed[adapter.digest]}"
             error = RequestError(message, field="lora_request", code="adapter_unusable")
             self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
             self._registry.send(EngineCoreOutput.failed(group.request_id, error, group.metrics))
         self._failed.clear()
-        self._unread.update(unread)
-        while len(self._unread) > _MOST_UNREAD:
-            self._unread.popitem(last=False)
+        self._uncollected.update(uncollected)
+        while len(self._uncollected) > _MOST_UNCOLLECTED:
+            self._uncollected.popitem(last=False)
 
 
 def _digests(groups: Iterable[SequenceGroup]) -> set[str]:

@@ -167,11 +167,9 @@ class Admission:
             return refused  # whatever it would find in the cache
         if (refused is None or no_slot) and (because := self._read_refusal(group, may_preempt=no_slot is not None)):
             return no_slot or _Attempt(_Outcome.UNREAD, because)
-        hit = self.find_prefix(group)
-        if hit.missing in computing:  # this step computes what it needs: in the next one it is a hit
-            return no_slot or _Attempt(_Outcome.COMPUTING)
-        if self._fetching is not None and self._fetching.comes(group, hit):
-            return no_slot or _Attempt(_Outcome.DEFERRED)
+        hit = self._ready_prefix(group, computing)
+        if isinstance(hit, _Attempt):
+            return no_slot or hit
         shortage = self._without_pins(group, lambda: self._shortage(group, hit))
         if refused is None and shortage is not None:
             refused = _Attempt(_Outcome.BLOCKED, shortage.because)
@@ -182,6 +180,15 @@ class Admission:
             return _Attempt(_Outcome.BLOCKED, because)
         self.allocate(group, hit, plan, now)
         return _Attempt(_Outcome.ADMITTED)
+
+    def _ready_prefix(self, group: SequenceGroup, computing: set[bytes]) -> PrefixHit | _Attempt:
+        """Return what the group finds in the cache, or, where it soon finds more, the outcome of this attempt."""
+        hit = self.find_prefix(group)
+        if hit.missing in computing:  # this step computes what it needs: in the next one it is a hit
+            return _Attempt(_Outcome.COMPUTING)
+        if self._fetching is not None and self._fetching.is_coming(group, hit):
+            return _Attempt(_Outcome.DEFERRED)
+        return hit
 
     def _swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> _Attempt:
         """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
@@ -214,7 +221,7 @@ class Admission:
         for no reason."""
         if plan.adapter_waits and group.request.adapter is not None:
             return "another request waits for a slot for its adapter before it"
-        return "" if self._adapters is None else self._adapters.refusal(group)
+        return "" if self._adapters is None else self._adapters.make_ready(group)
 
     def _read_refusal(self, group: SequenceGroup, *, may_preempt: bool) -> str:
         """Return why a waiting group's adapter is not in memory; an empty string when it is. may_preempt: the group
@@ -223,7 +230,7 @@ class Admission:
             return ""
         policy, running = self._registry.policy, self._registry.running
         has_victims = may_preempt and bool(policy.victims_for(group, running))
-        return self._adapters.refusal(group, may_preempt=has_victims)
+        return self._adapters.make_ready(group, may_preempt=has_victims)
 
     def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
         """Return why the group's first row cannot be planned now; an empty string when it can."""
@@ -265,7 +272,7 @@ class Admission:
         if self._adapters is not None:
             self._adapters.assign(group)
         first, num_tokens = group.live[0], tokens_to_allocate(group)
-        num_fetched = 0 if self._fetching is None else self._fetching.num_blocks(group, hit, num_tokens)
+        num_fetched = 0 if self._fetching is None else self._fetching.find(group, hit, num_tokens)
         if num_fetched:
             hit = hit.without_copy(hit.because)
         copies = self._block_manager.allocate(first, num_tokens, hit, num_fetched)

@@ -27,7 +27,7 @@ class Fetching:
         self._ended: list[int] = []
         """Fetches whose last blocks are published with the step being planned."""
 
-    def comes(self, group: SequenceGroup, hit: PrefixHit) -> bool:
+    def is_coming(self, group: SequenceGroup, hit: PrefixHit) -> bool:
         """Return whether another request fetches the block that a group lacks next, from the same engine: the block,
         which may be the tail, is not sent twice."""
         engine, sequence = group.request.prefill, group.live[0]
@@ -36,8 +36,9 @@ class Fetching:
         missing = self._digests(group)[hit.num_blocks : hit.num_blocks + 1]
         return any((engine, digest) in coming for coming in self._coming.values() for digest in missing)
 
-    def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
-        """Return how many blocks behind a hit are fetched for a request of `num_tokens` tokens that is admitted."""
+    def find(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
+        """Return how many blocks behind a hit the connector can fetch for a request of `num_tokens` tokens; it chooses
+        the source for the `begin` that may follow."""
         is_alone = len(group.live) == 1 and group.may_read_prefix_cache and self._block_manager.enable_prefix_caching
         if not is_alone or group.request_id in self._failed:
             return 0
