@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.attention.metadata import AttentionMetadata
 from octavo.core.step import ScheduledSequence
 from octavo.worker.block_table import BlockTables
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 from octavo.worker.sequence_state import SequenceState
 
 
@@ -70,7 +70,7 @@ class CrossRows:
             query_lengths=(1,) * num_seeing,
             lengths=lengths.tolist(),
         )
-        return metadata, None if num_seeing == len(line_of_token) else sent([seeing], self._device)[1][0]
+        return metadata, None if num_seeing == len(line_of_token) else copy_to_device([seeing], self._device)[1][0]
 
     def written(self, line: int, first: int, end: int) -> AttentionMetadata:
         """Return the metadata for writing vectors [first, end) of the sequence in this line."""

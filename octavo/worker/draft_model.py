@@ -33,7 +33,7 @@ from octavo.worker.block_drafter import BlockDrafter, MarkovDrafter, ParallelDra
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drafter import Drafter, DrafterParts, drawn_with, greedy, renamed
 from octavo.worker.identity import model_digest
-from octavo.worker.input_batch import InputBatchBuilder, Told
+from octavo.worker.input_batch import ImageTokenInputs, InputBatchBuilder
 from octavo.worker.memory import ModelSizes
 from octavo.worker.sequence_state import Sequences
 from octavo.worker.state_drafter import AssistantDrafter, StateDrafter
@@ -160,7 +160,8 @@ class DraftModel:
             max_num_tokens=num_tokens,
             device=device.torch_device,
             first_group=0 if reads_models else len(self._target.cache_groups),
-            told=Told(has_spans=False),  # it may compute a part of a prompt that the model has computed whole
+            # it may compute a part of a prompt that the model has computed whole
+            image_tokens=ImageTokenInputs(has_spans=False),
         )
         is_head = isinstance(loaded, DraftHead | PredictionLayer)
         choose = greedy(min(self.shape.vocab_size, self._target.vocab_size))

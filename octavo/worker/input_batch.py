@@ -11,12 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, EncoderOutput, ModelInput, SpanRows
+from octavo.attention.metadata import (
+    AttentionMetadata,
+    EmbeddingOverride,
+    EncoderOutput,
+    ModelInput,
+    SpanRows,
+    TokenKinds,
+)
 from octavo.core.model_shape import CacheGroup, Encoded, State
 from octavo.core.step import ScheduledSequence
 from octavo.devices.token_store import DeviceTokenStore
 from octavo.worker.cross_rows import CrossRows
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 from octavo.worker.rope_positions import rope_positions
 from octavo.worker.sequence_state import Sequences, SequenceState, second_start
 from octavo.worker.span_rows import rows_without_unseen, span_rows
@@ -73,8 +80,8 @@ class _Views(NamedTuple):
     groups: _Groups
 
 
-class Told(NamedTuple):
-    """What a model is told of tokens of images.
+class ImageTokenInputs(NamedTuple):
+    """What a model needs to know of tokens of images.
 
     has_spans: which of them attend to each other, so that no row ends among them. has_kinds: which tokens they are.
     """
@@ -83,7 +90,7 @@ class Told(NamedTuple):
     has_kinds: bool = False
 
 
-TOLD_OF_SPANS: Final = Told()
+SPANS_ALONE: Final = ImageTokenInputs()
 
 
 class InputBatchBuilder:
@@ -104,7 +111,7 @@ class InputBatchBuilder:
         max_num_tokens: int,
         device: torch.device,
         first_group: int = 0,
-        told: Told = TOLD_OF_SPANS,
+        image_tokens: ImageTokenInputs = SPANS_ALONE,
     ) -> None:
         """groups: the cache groups of the model that reads the batches. first_group: the place of their first among
         those of the sequences."""
@@ -118,7 +125,7 @@ class InputBatchBuilder:
         self._tables = tables
         self._keeps_states = [isinstance(each.keeps, State) for each in groups]
         self.block_size = block_size
-        self._device, self._told = device, told
+        self._device, self._image_tokens = device, image_tokens
         self.max_num_tokens = max_num_tokens
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
@@ -147,14 +154,14 @@ class InputBatchBuilder:
         encoded: Sequence[Encoding] = (),
         embeddings: EmbeddingOverride | None = None,
         *,
-        num_copies: int = 0,
+        num_padding_rows: int = 0,
     ) -> ModelInput:
         """Gather tokens, positions and slots of all rows, one row after the other.
 
-        encoded: what is written in this step. embeddings: vectors in place of those of tokens. num_copies: of the first
-        row, behind all, which read and write block 0 alone.
+        encoded: what is written in this step. embeddings: vectors in place of those of tokens. num_padding_rows: copies
+        of the first row behind all, which read and write block 0 alone.
         """
-        rows = [*rows, *[rows[0]] * num_copies] if num_copies else rows
+        rows = [*rows, *[rows[0]] * num_padding_rows] if num_padding_rows else rows
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
@@ -179,16 +186,16 @@ class InputBatchBuilder:
         entries, offsets = np.divmod(views.positions, self.block_size)
         rope = None
         if self._sequences.num_with_grids:  # tokens and slots are found already
-            views.positions[:], rope = self._turned(rows)
+            views.positions[:], rope = self._rope_positions(rows)
         for tables, (arrays, _) in zip(self._tables, groups, strict=True):
             np.multiply(tables.blocks_at(line_of_token, entries), self.block_size, out=arrays.slots)
             np.add(arrays.slots, offsets, out=arrays.slots)
             tables.gather(lines, out=arrays.block_tables)
             # what a copy read of the first row, that row may write in the same launch
-            arrays.slots[num_tokens - num_copies :] = arrays.block_tables[len(rows) - num_copies :] = 0
+            arrays.slots[num_tokens - num_padding_rows :] = arrays.block_tables[len(rows) - num_padding_rows :] = 0
         packed = seeing = None
         if self._device.type != "cpu":
-            packed, tensors, groups = self._sent(line_of_token, entries * self.block_size + offsets, views, groups)
+            packed, tensors, groups = self._to_device(line_of_token, entries * self.block_size + offsets, views, groups)
         attention = [
             AttentionMetadata(
                 *(tensors.query_starts, tensors.sequence_lengths, group.block_tables, group.slots),
@@ -210,16 +217,22 @@ class InputBatchBuilder:
             embeddings=embeddings,
             spans=self._spans(rows, attention),
             adapter_of_token=self._adapters(rows, query_lengths) if self._sequences.num_adapted else None,
-            kinds=token_kinds(rows, self._device) if self._told.has_kinds and self._sequences.num_with_grids else None,
+            kinds=self._kinds(rows),
             token_types=self._token_types(rows, query_lengths, views.positions) if self._sequences.num_pairs else None,
             seeing=seeing,
             encoded=self._encoder_outputs(encoded) if encoded else (),
             packed=None if has_unseen or self._cross is not None else packed,
         )
 
+    def _kinds(self, rows: Sequence[BatchRow]) -> TokenKinds | None:
+        """Return which tokens are of images; None where there are no images, or the model need not know."""
+        has_kinds = self._image_tokens.has_kinds and self._sequences.num_with_grids > 0
+        return token_kinds(rows, self._device) if has_kinds else None
+
     def _spans(self, rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) -> SpanRows | None:
-        """Return the tokens that attend to each other; None where there are none, or the model is not told."""
-        has_spans = self._told.has_spans and self._sequences.num_with_spans > 0
+        """Return the tokens that attend to each other; None where there are none, or the model needs
+        none."""
+        has_spans = self._image_tokens.has_spans and self._sequences.num_with_spans > 0
         return span_rows(rows, attention[: len(self._tables)]) if has_spans else None
 
     def _encoder_outputs(self, encoded: Sequence[Encoding]) -> Sequence[EncoderOutput]:
@@ -235,7 +248,7 @@ class InputBatchBuilder:
             for each in encoded
         ]
 
-    def _sent(
+    def _to_device(
         self,
         lines: NDArray[np.int64],
         positions: NDArray[np.int64],
@@ -248,7 +261,7 @@ class InputBatchBuilder:
         """
         store, of_groups = cast(DeviceTokenStore, self._tokens), [arrays for arrays, _ in groups]
         arrays = [store.places(lines, positions), *views[1:], *(array for group in of_groups for array in group)]
-        packed, (places, *others) = sent(arrays, self._device)
+        packed, (places, *others) = copy_to_device(arrays, self._device)
         buffers = (_GroupBuffers(*others[first : first + 2]) for first in range(3, len(others), 2))
         return packed, _Buffers(store.at(places), *others[:3]), list(zip(of_groups, buffers, strict=True))
 
@@ -262,12 +275,12 @@ class InputBatchBuilder:
     def _token_types(self, rows: Sequence[BatchRow], query_lengths: list[int], positions: NDArray[np.int64]) -> Tensor:
         """Return 1 for the tokens of the second text of a pair, and 0 for the others."""
         starts = np.repeat([second_start(state) or sys.maxsize for _, state in rows], query_lengths)
-        return sent([(positions >= starts).astype(np.int64)], self._device)[1][0]
+        return copy_to_device([(positions >= starts).astype(np.int64)], self._device)[1][0]
 
-    def _turned(self, rows: Sequence[BatchRow]) -> tuple[NDArray[np.int64], Tensor | None]:
+    def _rope_positions(self, rows: Sequence[BatchRow]) -> tuple[NDArray[np.int64], Tensor | None]:
         """Return positions of tokens behind images, and where this step has images those of rows and columns too."""
         positions, has_images = rope_positions(rows)
-        return positions[0], sent([positions], self._device)[1][0] if has_images else None
+        return positions[0], copy_to_device([positions], self._device)[1][0] if has_images else None
 
     def _views(self, num_rows: int, num_tokens: int) -> _Views:
         """Return the beginnings of the buffers. Those of decode steps are kept: making them is half of `build`."""

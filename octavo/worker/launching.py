@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -56,17 +56,17 @@ class LaunchingRunner(ModelRunner):
     def launch(self, step: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         """Launch a step in the order of steps, and return a function that waits for its results."""
         if not self._may_launch(step):
-            self._collect(None)
+            self._collect_all()
             output = super().execute(step)
             return lambda: output
         self._update_sequences(step)
         swap_s = self.cache.apply(step.block_ops)
         rows = self._rows(step)
-        num_copies = self._num_copies(rows)
-        batch = self.parts.builder.build(rows, num_copies=num_copies)
+        num_padding_rows = self._num_padding_rows(rows)
+        batch = self.parts.builder.build(rows, num_padding_rows=num_padding_rows)
         wait = None
         if self._drawing_model is not None and self.model is self._drawing_model and is_decode(rows):
-            wait = self._whole_steps.launch(self._drawing_model, batch, rows, num_copies)
+            wait = self._whole_steps.launch(self._drawing_model, batch, rows, num_padding_rows)
         if wait is None:
             hidden = self.model(batch)
             assert isinstance(hidden, Tensor), "no layers are noted where nothing reads them"
@@ -74,15 +74,15 @@ class LaunchingRunner(ModelRunner):
         future: Future[ModelRunnerOutput] = Future()
         step_id, outputs = step.step_id, wait
         self._launched.append((future, lambda: ModelRunnerOutput(step_id=step_id, rows=outputs(), swap_s=swap_s)))
-        return lambda: self._collect(future)
+        return lambda: self._result(future)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for launched steps, at most `timeout_s`. The reader of a step's results gets its error."""
 
         def collect() -> None:
             while self._launched:
-                with suppress(Exception):
-                    self._collect(None)
+                with suppress(IndexError):  # a reader has collected the last one
+                    self._collect_next()
 
         thread = threading.Thread(target=collect, name="octavo-finishing", daemon=True)
         thread.start()
@@ -157,17 +157,25 @@ class LaunchingRunner(ModelRunner):
                 self._store.note([state.line], [found.row.position], [result.tokens[0].token_id])
         return [output_of(row, samples.get(place), None) for place, row in enumerate(rows)]
 
-    def _collect(self, until: Future[ModelRunnerOutput] | None) -> Any:
-        """Wait for the launched steps up to that of a future, or for all if it is None; return the future's result."""
-        while self._launched and (until is None or not until.done()):
-            future, collect = self._launched.popleft()
-            try:
-                future.set_result(collect())
-            except Exception as error:  # the caller that waits for this step gets the error
-                future.set_exception(error)
-            if until is None:
-                future.result()
-        return None if until is None else until.result()
+    def _collect_next(self) -> Future[ModelRunnerOutput]:
+        """Wait for the oldest launched step. Its future gets the result, or the error for who waits for this step."""
+        future, collect = self._launched.popleft()
+        try:
+            future.set_result(collect())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _collect_all(self) -> None:
+        """Wait for all launched steps; raises the first error."""
+        while self._launched:
+            self._collect_next().result()
+
+    def _result(self, future: Future[ModelRunnerOutput]) -> ModelRunnerOutput:
+        """Return the result of a launched step, for which those before it are collected."""
+        while self._launched and not future.done():
+            self._collect_next()
+        return future.result()
 
 
 def make_runner(parts: RunnerParts, sampler: Sampler, mesh: Mesh) -> ModelRunner:

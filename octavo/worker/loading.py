@@ -24,7 +24,7 @@ from octavo.models.loader import LoadedModel
 from octavo.sampling.processors.speech import speech_rules
 from octavo.worker.ahead import Ahead
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.input_batch import InputBatchBuilder, Told
+from octavo.worker.input_batch import ImageTokenInputs, InputBatchBuilder
 from octavo.worker.launching import make_runner
 from octavo.worker.memory import longest_sequence
 from octavo.worker.model_runner import ModelRunner, RunnerParts
@@ -185,7 +185,7 @@ class LoadedRank:
                 block_size=block_size,
                 max_num_tokens=num_tokens,
                 device=device.torch_device,
-                told=Told(has_kinds=loaded.config.has_image_experts),
+                image_tokens=ImageTokenInputs(has_kinds=loaded.config.has_image_experts),
             ),
             vocab_size=vocab_size,
             sampler=shared(sampler, mesh, vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,

@@ -74,11 +74,11 @@ class ModelRunner:
             grammars.start(sampling_rows(rows))
         unfinished = self.sequences.unfinished_media
         encoded = ((), None) if parts.encodings is None else parts.encodings.read(rows, unfinished)
-        num_copies = self._num_copies(rows)
-        batch = parts.builder.build(rows, *encoded, num_copies=num_copies)
+        num_padding_rows = self._num_padding_rows(rows)
+        batch = parts.builder.build(rows, *encoded, num_padding_rows=num_padding_rows)
         result = self.model(batch)
         hidden, *states = (result.hidden, *result.streams) if isinstance(result, NotedStates) else (result, result)
-        if num_copies and self.drawing is not None:
+        if num_padding_rows and self.drawing is not None:
             hidden, *states = (each[: len(rows)] for each in (hidden, *states))
         outputs: list[RowOutput] = []
         has_guesses = False
@@ -125,7 +125,7 @@ class ModelRunner:
                 if seq_id not in stay:
                     self.sequences.drop(seq_id)
 
-    def _num_copies(self, rows: Sequence[BatchRow]) -> int:
+    def _num_padding_rows(self, rows: Sequence[BatchRow]) -> int:
         """Return how many copies of its first row pad a decode step to a size for which a launch was captured."""
         padded = self.parts.padded
         if padded is None or any(row.scheduled.num_tokens != 1 for row in rows):

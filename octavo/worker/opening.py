@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 def check_sizes(config: EngineConfig) -> None:
     """Raise ConfigError where the ranks cannot share the model, or CheckpointError."""
-    open_model(config, place_of(config, rank=0))
+    open_model(config, mesh_of_rank(config, rank=0))
 
 
-def place_of(config: EngineConfig, rank: int) -> Mesh:
-    """Return the place of a rank, without connections to others."""
+def mesh_of_rank(config: EngineConfig, rank: int) -> Mesh:
+    """Return the mesh as a rank sees it, without connections to others."""
     device = config.device
     sizes = {"tensor": device.tensor_parallel_size, "pipeline": device.pipeline_parallel_size}
     place = Mesh.of_rank(rank, **sizes, whole_experts=device.enable_expert_parallel)

@@ -14,9 +14,9 @@ _ALIGNED: Final = 16
 _WIDE: Final = np.dtype(np.int64)
 
 
-def sent(arrays: Sequence[NDArray[Any]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Return the memory, uint8, that holds all arrays on a device, and the arrays, int32 and int64, as views of it,
-    without waiting for what runs there."""
+def copy_to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Return the memory, uint8, that holds all arrays on a device, and the arrays, int32 and int64, as views of it;
+    nothing waits for what runs there."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)

@@ -21,7 +21,7 @@ from octavo.errors import CheckpointError, one_line
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import without_layers
 from octavo.worker.input_batch import BatchRow, Encoding
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 
 _REMEDY: Final = "sizes in config.json and preprocessor_config.json do not belong together; download both again"
 _MOST_ELEMENTS: Final = 1 << 17
@@ -115,7 +115,7 @@ class PromptEncodings:
             return (), None
         if self.num_kept > self._max_embeddings:
             self._evict({each.digest for each in unfinished()})
-        return (), EmbeddingOverride(sent([np.concatenate(indices)], self._device)[1][0], torch.cat(values))
+        return (), EmbeddingOverride(copy_to_device([np.concatenate(indices)], self._device)[1][0], torch.cat(values))
 
     def _parts(self, row: BatchRow) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Yield (places in the row, vectors there) for each span that the row has tokens of."""

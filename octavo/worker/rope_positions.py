@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
 
 
-class Turned(NamedTuple):
+class RopePositions(NamedTuple):
     """positions: int64 [4, tokens], in time, rows, columns and among images. has_images: they differ for some token."""
 
     positions: NDArray[np.int64]
     has_images: bool
 
 
-def rope_positions(rows: Sequence[BatchRow]) -> Turned:
+def rope_positions(rows: Sequence[BatchRow]) -> RopePositions:
     """Return the positions of all tokens of a step."""
     parts = [
         (_of_row_apart if state.are_grids_apart else _of_row)(state.grids, scheduled.start, scheduled.num_tokens)
         for scheduled, state in rows
     ]
-    return Turned(np.concatenate([each.positions for each in parts], 1), any(each.has_images for each in parts))
+    return RopePositions(np.concatenate([each.positions for each in parts], 1), any(each.has_images for each in parts))
 
 
-def _of_row_apart(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Turned:
+def _of_row_apart(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> RopePositions:
     end, has_images = start + num_tokens, False
     positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 4, 0)
     for number, (around, height, width) in enumerate(grids):
@@ -47,10 +47,10 @@ def _of_row_apart(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int)
             inside = np.arange(first, stop) - offset
             places = [inside // width, inside % width, np.full_like(inside, number)]
             positions[1:, first - start : stop - start] = places
-    return Turned(positions, has_images)
+    return RopePositions(positions, has_images)
 
 
-def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Turned:
+def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> RopePositions:
     end, saved, has_images = start + num_tokens, 0, False
     positions = np.repeat(np.arange(start, end, dtype=np.int64)[None], 4, 0)
     for offset, height, width, *times in grids:
@@ -67,4 +67,4 @@ def _of_row(grids: Sequence[tuple[int, ...]], start: int, num_tokens: int) -> Tu
             places = slice(max(offset, start) - start, min(stop, end) - start)
             in_time = np.array(times or (0,), dtype=np.int64)[inside // size]
             positions[:3, places] = begin + np.stack([in_time, inside % size // width, inside % width])
-    return Turned(positions, has_images)
+    return RopePositions(positions, has_images)

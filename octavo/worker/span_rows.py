@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import AttentionMetadata, SpanRows
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 
 if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
@@ -38,7 +38,7 @@ def span_rows(rows: Sequence[BatchRow], attention: Sequence[AttentionMetadata]) 
     arrays: list[NDArray[Any]] = [np.array(each, dtype=np.int32) for each in ([0, *accumulate(counts)], ends)]
     indices = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
     arrays += [np.array(places), np.concatenate(indices)]
-    _, (query_starts, lengths, lines, token_indices) = sent(arrays, device)
+    _, (query_starts, lengths, lines, token_indices) = copy_to_device(arrays, device)
     return SpanRows(
         token_indices,
         [
@@ -70,7 +70,7 @@ def rows_without_unseen(rows: Sequence[BatchRow], attention: Sequence[AttentionM
         ends += [num_seen] * (1 + hidden)
         places += [index] * (1 + hidden)
     arrays: list[NDArray[Any]] = [np.array(each, dtype=np.int32) for each in ([0, *accumulate(counts)], ends)]
-    _, (query_starts, lengths, lines) = sent([*arrays, np.array(places)], attention[0].query_starts.device)
+    _, (query_starts, lengths, lines) = copy_to_device([*arrays, np.array(places)], attention[0].query_starts.device)
     return [
         AttentionMetadata(
             query_starts=query_starts,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from octavo.attention.metadata import TokenKinds
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 
 if TYPE_CHECKING:
     from octavo.worker.input_batch import BatchRow
@@ -27,5 +27,5 @@ def token_kinds(rows: Sequence[BatchRow], device: torch.device) -> TokenKinds | 
         first += end - start
     if not is_seen.any():
         return None
-    _, (images, others) = sent([np.flatnonzero(is_seen), np.flatnonzero(~is_seen)], device)
+    _, (images, others) = copy_to_device([np.flatnonzero(is_seen), np.flatnonzero(~is_seen)], device)
     return TokenKinds(images, others)

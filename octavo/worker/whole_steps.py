@@ -37,17 +37,17 @@ class WholeSteps:
         self._vocab_size, self._max_rows = vocab_size, rows_per_chunk(vocab_size, LOGITS_BYTES)
 
     def launch(
-        self, model: DrawingModel, batch: ModelInput, rows: Sequence[BatchRow], num_copies: int
+        self, model: DrawingModel, batch: ModelInput, rows: Sequence[BatchRow], num_padding_rows: int
     ) -> Callable[[], list[RowOutput]] | None:
         """Run the model on rows of one token each, draw the next tokens, and return a function that waits for results.
 
-        num_copies: copies of the first row after the others in the batch. Returns None, with nothing computed, if there
-        are too many rows or a draw needs more than logits; this is the same on all ranks.
+        num_padding_rows: copies of the first row after the others in the batch. Returns None, with nothing computed, if
+        there are too many rows or a draw needs more than logits; this is the same on all ranks.
         """
-        if len(rows) + num_copies > self._max_rows:
+        if len(rows) + num_padding_rows > self._max_rows:
             return None
         states = [state for _, state in rows]
-        drawing = states + states[:1] * num_copies
+        drawing = states + states[:1] * num_padding_rows
         positions = [state.num_tokens for state in drawing]
         assert positions == list(batch.attention[0].lengths), "a row samples before all known tokens are computed"
         plan = self._sampler.plan(drawing, positions)

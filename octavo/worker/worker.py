@@ -40,7 +40,7 @@ from octavo.worker.launching import LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
 from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, open_models, place_of, proving_parts
+from octavo.worker.opening import kept_bytes, mesh_of_rank, open_models, proving_parts
 from octavo.worker.profiling import Profiling
 from octavo.worker.sizing import Sizing
 from octavo.worker.step_watch import StepWatch, TimedModel
@@ -82,7 +82,7 @@ class Worker:
         self._notify = notify or (lambda _: None)
         platform = Platform.detect().with_available(self._ahead.taken_bytes)
         self._device = device = open_supporting(config, platform, config.place(rank))
-        place = place_of(config, rank)
+        place = mesh_of_rank(config, rank)
         self._mesh = (
             place if rendezvous is None else open_mesh(place, rendezvous, device.empty, device.ranks_over, meet)
         )

@@ -75,7 +75,7 @@ def test_steps_with_as_many_rows_have_the_same_addresses_until_a_table_is_larger
 def test_copies_of_the_first_row_read_and_write_block_0_alone() -> None:
     builder, sequences = make_builder()
     rows = [BatchRow(row(*each), sequences[each[0]]) for each in ((1, 11, 1), (3, 7, 1))]
-    plain, filled = builder.build(rows).attention[0], builder.build(rows, num_copies=2).attention[0]
+    plain, filled = builder.build(rows).attention[0], builder.build(rows, num_padding_rows=2).attention[0]
     assert filled.lengths == [12, 8, 12, 12]
     assert filled.slot_mapping.tolist() == [*plain.slot_mapping.tolist(), 0, 0]
     assert torch.equal(filled.block_tables[:2], plain.block_tables)

@@ -85,7 +85,7 @@ class FakeBatch:
 
 
 def launched(
-    errors: dict[int, RequestError], model: Any = None, num_copies: int = 0, group: Collectives | None = None
+    errors: dict[int, RequestError], model: Any = None, num_padding_rows: int = 0, group: Collectives | None = None
 ) -> tuple[Sequences, list[BatchRow], Callable[[], list[Any]]]:
     sequences = Sequences(DeviceTokenStore(torch.device("cpu")))
     for seq_id in range(3):
@@ -93,8 +93,8 @@ def launched(
     rows = [BatchRow(ScheduledSequence(seq_id, 0, 1, 1, 1), sequences[seq_id]) for seq_id in range(3)]
     mesh = Mesh(tensor_group=group or OfTwo())
     steps = WholeSteps(cast("Any", FakeSampler(errors)), mesh, cast("Any", sequences.tokens), sequences, 32)
-    batch = cast("Any", FakeBatch([2] * (3 + num_copies)))
-    collect = steps.launch(model or cast("Any", FakeModel()), batch, rows, num_copies)
+    batch = cast("Any", FakeBatch([2] * (3 + num_padding_rows)))
+    collect = steps.launch(model or cast("Any", FakeModel()), batch, rows, num_padding_rows)
     assert collect is not None
     return sequences, rows, collect
 
@@ -142,7 +142,7 @@ def test_all_states_may_have_ended_when_a_step_is_collected() -> None:
 
 def test_a_step_that_this_rank_cannot_capture_has_the_logits_of_as_many_rows_as_on_other_ranks() -> None:
     model = UncapturedModel()
-    sequences, rows, collect = launched({}, model, num_copies=1)
+    sequences, rows, collect = launched({}, model, num_padding_rows=1)
     assert model.computed == [4], "ranks gather logits of rows and copies"
     assert [each.tokens[0].token_id for each in collect()] == DRAWN
     there = sequences.tokens.on_device()

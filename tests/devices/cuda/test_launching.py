@@ -203,10 +203,10 @@ def test_a_step_that_fails_while_another_is_begun_leaves_nobody_waiting() -> Non
     runner._launched = deque((Future(), fail) for _ in range(2))
     first, second = (future for future, _ in runner._launched)
     with pytest.raises(RuntimeError, match="the GPU is lost"):
-        runner._collect(None)
+        runner._collect_all()
     for future in (first, second):
         with pytest.raises(RuntimeError, match="the GPU is lost"):
-            runner._collect(future)
+            runner._result(future)
 
 
 @pytest.mark.parametrize(("enforce_eager", "method"), [(True, "launch"), (False, "read")])
