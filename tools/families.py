@@ -260,8 +260,10 @@ def _kind(group: CacheGroup) -> str:
             return "full" if group.window is None else "window"
         case Latent():
             return "latent"
+        case Indexed(num_seen=0):
+            return "full"
         case Indexed() | IndexedLatent():
-            return "chosen"
+            return "chosen" if group.window is None else "window"
         case Spaced():
             return "compressed" if group.window is None else "window"
         case State():

@@ -9,6 +9,7 @@ from octavo.config.media_family import MediaFamily
 from octavo.config.sound_families import SOUND_FAMILIES
 
 _TEXT_ALONE: Final = (
+    MediaFamily(("InklingForConditionalGeneration",)),
     MediaFamily(("KimiK3ForConditionalGeneration",)),
     MediaFamily(("MiMoV2OmniForCausalLM",), text={"mimovl": "mimov2"}),
     MediaFamily(("MiniCPMV4_7ForConditionalGeneration",)),

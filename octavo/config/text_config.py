@@ -156,6 +156,11 @@ _OF_STEP: Final = {
 _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exaone": {"hidden_act": "activation_function", "num_hidden_layers": "num_layers"},
     **{each: {"rms_norm_eps": "layernorm_epsilon"} for each in _MIMO_V2},
+    "inkling_text": {
+        "conv_kernel_size": "sconv_kernel_size",
+        "first_k_dense_replace": "dense_mlp_idx",
+        "max_position_embeddings": "model_max_length",
+    },
     "mlp_speculator": {"hidden_size": "emb_dim"},
     "nomic_bert": {
         "hidden_size": "n_embd",

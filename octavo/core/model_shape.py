@@ -34,7 +34,8 @@ class Latent(msgspec.Struct, frozen=True, tag=True):
 
 class Indexed(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps a key and a value per token and head as `KeysAndValues` does, and one key of `index_size` elements
-    by which queries choose to which `num_seen` tokens they attend; 0 elements where they choose by another cache.
+    by which queries choose to which `num_seen` tokens they attend; 0 elements where they choose by another cache, 0
+    tokens where they attend to all.
     """
 
     kv_heads: int

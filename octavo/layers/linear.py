@@ -163,6 +163,16 @@ class UpGateLinear(GatedLinear):
         return [(name, size, [gate._replace(start=gate.start + half), up._replace(start=up.start - half)])]
 
 
+class InterleavedLinear(GatedLinear):
+    """A `GatedLinear` of one stored tensor, in which the rows of the gate and of `up` alternate."""
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        return (replace(slot, parts=((slice(None),),)) for slot in super().tensor_slots(path))
+
+    def _fill(self, held: Filling, group: list[_Placed], turned: bool, stored: Tensor) -> None:
+        super()._fill(held, group, turned, torch.cat((stored[::2], stored[1::2])))
+
+
 class QKVLinear(ColumnLinear):
     """x [tokens, inputs] → q [tokens, heads, dim], k and v [tokens, kv_heads, dim], views of one tensor.
 

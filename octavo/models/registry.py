@@ -58,6 +58,7 @@ _CLASSES: Final = {
     "granite": (
         "Granite GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared GraniteSWA HyperCLOVAX MiniCPM MiniCPM3"
     ),
+    "inkling": "InklingForConditionalGeneration",
     "jamba": "Jamba",
     "kimi_linear": "BailingHybrid BailingMoeV3 KimiK3ForConditionalGeneration KimiLinear",
     "laguna": "Laguna",

@@ -25,9 +25,9 @@ from octavo.ops.recurrent import TokenRows, trial_on_copy
 from octavo.ops.registry import Operator
 from octavo.ops.stored_rows import Empty, StoredSequence, example_rows, stored_sequences
 
-_KEY_TILE: Final = 32
+KEY_TILE: Final = 32
 """Queries see a multiple of this many keys, the hidden ones included, as in the reference of other attention."""
-_GATHERED_KEYS: Final = 1 << 14
+GATHERED_KEYS: Final = 1 << 14
 """Most keys of a head that are gathered at once for queries that choose; those of one query may be more."""
 MOST_COPIES: Final = 1 << 16
 """Most tokens of a sequence that an implementation copies whole."""
@@ -101,16 +101,16 @@ def attend_chosen_keys(
     for sequence in written_sequences(k, v, k.new_empty(len(k), 0), cache, metadata):
         start = sequence.start
         while start < sequence.length:
-            padded = min(-(-(start + 1) // _KEY_TILE), -(-most // _KEY_TILE)) * _KEY_TILE
+            padded = min(-(-(start + 1) // KEY_TILE), -(-most // KEY_TILE)) * KEY_TILE
             if start < most:
                 stop = min(sequence.length, padded, most)
                 keys = torch.arange(padded, device=q.device).expand(1, 1, -1)
             else:
-                stop = min(sequence.length, start + max(1, _GATHERED_KEYS // padded))
+                stop = min(sequence.length, start + max(1, GATHERED_KEYS // padded))
                 own = chosen[sequence.tokens_at(start, stop)].long()
                 keys = torch.where(own < 0, stop, own)[:, None]
             tokens = sequence.tokens_at(start, stop)
-            out[tokens] = _attend_to(q[tokens], sequence, range(start, stop), keys, scale)
+            out[tokens] = attend_to(q[tokens], sequence, range(start, stop), keys, scale)
             start = stop
     return out
 
@@ -135,7 +135,7 @@ def workspace_bytes(kv_heads: int, dim: int, small_size: int, num_seen: int, max
     num_seen: keys that a query attends to. max_length: tokens of the longest sequence. num_tokens: of a step.
     """
     # the reference widens keys and values; implementations copy them into tiles
-    gathered = max(_GATHERED_KEYS, num_seen, min(max_length, MOST_COPIES)) * kv_heads * (2 * 3 * 4 * dim + 4 * 8)
+    gathered = max(GATHERED_KEYS, num_seen, min(max_length, MOST_COPIES)) * kv_heads * (2 * 3 * 4 * dim + 4 * 8)
     scored = max(_SCORED_KEYS, max_length) * kv_heads * 3 * 4 + max_length * (small_size * 8 + 3 * 8)
     return gathered + scored + num_tokens * kv_heads * (2 * dim + small_size) * 8
 
@@ -146,7 +146,7 @@ def spans(start: int, end: int, by: BlockChoice) -> Iterator[tuple[int, int]]:
         seen = start // by.width + 1
         step = by.width
         if seen > by.num_chosen:
-            step = max(1, min(_GATHERED_KEYS // (by.num_chosen * by.width), _SCORED_KEYS // (seen * by.width)))
+            step = max(1, min(GATHERED_KEYS // (by.num_chosen * by.width), _SCORED_KEYS // (seen * by.width)))
         stop = min(end, seen * by.width, start + step)
         yield start, stop
         start = stop
@@ -159,13 +159,18 @@ def _attend(q: Tensor, small: Tensor, sequence: Sequence, positions: range, by: 
         keys = torch.arange(seen * by.width, device=q.device).expand(1, 1, -1)
     else:
         keys = chosen_keys(small, sequence, positions, by)
-    return _attend_to(q, sequence, positions, keys, by.scale)
+    return attend_to(q, sequence, positions, keys, by.scale)
 
 
-def _attend_to(q: Tensor, sequence: Sequence, positions: range, keys: Tensor, scale: float) -> Tensor:
-    """Attend q [queries, heads, dim] to keys at positions [queries or 1, kv_heads or 1, keys], none behind a query."""
+def attend_to(
+    q: Tensor, sequence: Sequence, positions: range, keys: Tensor, scale: float, biases: Tensor | None = None
+) -> Tensor:
+    """Attend q [queries, heads, dim] to keys at positions [queries or 1, kv_heads or 1, keys], none behind a query.
+
+    biases: added to scores, float32 [queries, heads, keys], for a multiple of `KEY_TILE` keys.
+    """
     queries = torch.arange(positions.start, positions.stop, device=q.device)[:, None, None]
-    keys = F.pad(keys, (0, -keys.shape[2] % _KEY_TILE), value=positions.stop)
+    keys = F.pad(keys, (0, -keys.shape[2] % KEY_TILE), value=positions.stop)
     mask = torch.zeros((), device=q.device).masked_fill(keys > queries, float("-inf"))[:, :, None]
     # hidden keys are others: what lies there may be NaN, which a weight of zero would not hide
     keys = keys.clamp(max=positions.stop - 1)
@@ -173,6 +178,8 @@ def _attend_to(q: Tensor, sequence: Sequence, positions: range, keys: Tensor, sc
     grouped = q.float().view(len(q), sequence.kv_heads, -1, sequence.dim)
     shared = grouped.shape[2]
     padded = F.pad(grouped, (0, 0, 0, -shared % 4))
+    if biases is not None:
+        mask = mask + F.pad(biases.view(*grouped.shape[:3], -1), (0, 0, 0, -shared % 4))
     out = F.scaled_dot_product_attention(padded, k, v, attn_mask=mask, scale=scale)
     return out[:, :, :shared].flatten(1, 2).to(q.dtype)
 

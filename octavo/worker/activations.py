@@ -83,6 +83,7 @@ class Activations:
                 own = compressed.workspace_bytes(size, num_seen, num_tokens, num_heads)
                 return own + self._gathered_bytes(num_seen + max(windows), size, size)
             case Indexed(kv_heads, dim, small_size, num_seen):
+                num_seen = num_seen or max_model_len
                 own = block_sparse.workspace_bytes(kv_heads, dim, small_size, num_seen, max_model_len, num_tokens)
                 return own + self._gathered_bytes(num_seen, dim, 0, kv_heads)
             case IndexedLatent(size, value_size, small_size, num_seen):

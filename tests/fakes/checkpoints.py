@@ -114,6 +114,10 @@ def _save_checkpoint(
         vision = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         text = config.to_dict()
         config = transformers.MiniMaxM3VLConfig(text_config=text, vision_config=vision, projector_hidden_size=8)
+    if family == "inkling":
+        vision = {"patch_size": 4, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
+        audio = {"n_mel_bins": 2, "mel_vocab_size": 2}
+        config = transformers.InklingConfig(text_config=config.to_dict(), vision_config=vision, audio_config=audio)
     if family == "glm5_next":
         vision = {"hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 1, "out_hidden_size": 32}
         config = transformers.Glm5NextConfig(text_config=config.to_dict(), vision_config=vision)
@@ -191,6 +195,7 @@ def load_oracle(path: Path) -> Any:
     attention = "sdpa" if config.get("alibi") else "eager"  # which adds Falcon's slopes twice
     loader = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
     in_another = ("ernie4_5_vl_moe", "glm5_next", "minimax_m3_vl", "mistral_large4", "muse_glimmer", "step3p7")
+    in_another += ("inkling_mm_model",)
     if config["model_type"] in in_another:
         loader = transformers.AutoModelForImageTextToText
     with warnings.catch_warnings():

@@ -419,6 +419,8 @@ VARIANTS |= {
     "mistral_large4 that sees all": ("mistral_large4", {"index_topk": 256, "rope_parameters": None}),
     "hy_v4": ("hy_v4", {}),
     "hy_v4 whose second layer chooses": ("hy_v4", {"indexer_types": None}),
+    "inkling": ("inkling", {}),
+    "inkling without growth": ("inkling", {"log_scaling_n_floor": None, "conv_kernel_size": 3, "n_shared_experts": 1}),
     "minimax_m3_vl": ("minimax_m3_vl", {}),
     "minimax_m3_vl with whole heads turning and no recent block": (
         "minimax_m3_vl",

@@ -88,7 +88,7 @@ NOT_READ = {
     ("minicpm3", "head_dim"),
     ("mistral4", "head_dim"),
     ("mistral_large4", "head_dim"),
-    ("nemotron_h", "head_dim"),  # nothing turns: heads may have any size
+    *((each, "head_dim") for each in ("inkling", "nemotron_h")),  # nothing turns: heads may have any size
     ("nemotron_h", "time_step_limit"),
     ("sarvam_mla", "head_dim"),
     ("youtu", "head_dim"),

@@ -73,7 +73,7 @@ PLAIN_MIXTURES = (
     ),
     *("exaone_moe", "flex_olmo", "flint", "gemma4_moe", "glm4_moe", "glm5_next", "granitemoe", "granitemoe_swa"),
     *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "hy_v4", "jamba", "kimi_linear", "kolibri1", "laguna", "lfm2_moe"),
-    *("llama4", "minimax_m3_vl"),
+    *("inkling", "llama4", "minimax_m3_vl"),
     *("longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2", "mistral4", "mistral_large4", "mixtral", "olmoe"),
     "phimoe",
     *("qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen4_exp", "sarvam_mla", "solar_open", "step3p5"),

@@ -32,10 +32,10 @@ def of_one_kind(own: dict[str, Any]) -> dict[str, Any]:
     return {"layer_types": ["full_attention"] * len(own["layer_types"])} if "layer_types" in own else {}
 
 
-NOT_RECORDED = {"axk2", "olmo_hybrid", "deepseek_v4", "glm5_next", "hy_v4", "mistral_large4", "qwen4_exp"}
+NOT_RECORDED = {"axk2", "olmo_hybrid", "deepseek_v4", "glm5_next", "hy_v4", "inkling", "mistral_large4", "qwen4_exp"}
 """olmo_hybrid has no configuration without recurrent layers, which are a cache group of their own; torch writes what
-queries of deepseek_v4, glm5_next, hy_v4, mistral_large4 and qwen4_exp choose among to its slots, and joins what those
-of axk2 are made of."""
+queries of deepseek_v4, glm5_next, hy_v4, mistral_large4 and qwen4_exp choose among to its slots, joins what those of
+axk2 are made of, and computes the attention of inkling."""
 VARIANTS: dict[str, dict[str, Any]] = {
     **{family: of_one_kind(own) for family, (_, _, own) in FAMILIES.items() if family not in NOT_RECORDED},
     "cohere with norms": {"use_qk_norm": True},
