@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.server.preparing import Preparer
 
 _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
+_PREFIX: Final = Refused("set continue_final_message to true and add_generation_prompt to false", harmless=(False,))
 _KEYWORDS: Final = 'Further values for the chat template, such as {"enable_thinking": false}.'
 _EFFORT: Final = "How long the model reasons, such as low or high, where its chat template reads this."
 _BUDGET: Final = "Tokens after which reasoning ends; -1 is no limit."
@@ -133,6 +134,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, WRITES_TEXT] = None
+    prefix: Annotated[Any, _PREFIX] = None
     thinking_blocks: Annotated[Any, Refused("send the text of the blocks as reasoning_content", harmless=([],))] = None
 
     def check(self, field: str) -> int:
@@ -174,8 +176,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.content is None:
             if self.refusal is not None:
                 return self.refusal
-            # other servers return no content where the output ends within the reasoning
-            if self.tool_calls or self.reasoning_content or self.reasoning:
+            # other servers return no content where the output ends within the reasoning, which many clients leave out
+            if self.role == "assistant":
                 return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
         for index, part in enumerate(self.content):

@@ -160,7 +160,7 @@ def test_marks_of_caches_and_of_other_clients_change_no_prompt(client: openai.Op
     marks: Any = {"cache_control": {"type": "ephemeral"}}
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {}, **marks}], **marks},
-        {"role": "assistant", "content": "b", "provider_specific_fields": {"refusal": None}},
+        {"role": "assistant", "content": "b", "provider_specific_fields": {"refusal": None}, "prefix": False},
     ]
     tools: Any = [{"type": "function", "function": {"name": "f", **marks}, **marks}]
     plain: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -170,8 +170,11 @@ def test_marks_of_caches_and_of_other_clients_change_no_prompt(client: openai.Op
     assert marked == unmarked
 
 
-def test_a_turn_that_ended_within_its_reasoning_needs_no_content(client: openai.OpenAI, server: Served) -> None:
-    turn: Any = {"role": "assistant", "content": None, "reasoning": "hm"}
+@pytest.mark.parametrize("left", [{"reasoning": "hm"}, {}, {"tool_calls": []}])
+def test_a_turn_that_ended_within_its_reasoning_needs_no_content(
+    client: openai.OpenAI, server: Served, left: dict[str, Any]
+) -> None:
+    turn: Any = {"role": "assistant", "content": None, **left}
     create(client, messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
     assert "\nassistant: \n" in server.llm.requests[0][1].text
 
@@ -282,6 +285,11 @@ def test_token_ids_come_on_request(server: Served) -> None:
         (
             {"messages": [{"role": "assistant", "content": "x", "thinking_blocks": [{}]}]},
             "messages[0].thinking_blocks",
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "prefix": True}]},
+            "messages[0].prefix",
             "unsupported_parameter",
         ),
         ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "unknown_parameter"),

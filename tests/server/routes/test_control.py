@@ -101,7 +101,7 @@ def test_a_profile_has_a_prefix_and_no_iterations(start_server: Callable[..., Se
     assert ask(server.url, "/start_profile", body).json == {"is_profiling": True}
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/server_info", "/weight_checker/"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/server_info", "/weight_checker/", "/api/chat"])
 def test_endpoints_of_others_are_refused_with_the_reason(server: Served, path: str) -> None:
     answer = ask(server.url, path, {})
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
