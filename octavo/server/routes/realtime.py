@@ -114,7 +114,10 @@ class _Session:
         await self._socket.send(msgspec.json.encode({"event_id": f"event-{os.urandom(8).hex()}", **event}))
 
     async def refuse(self, error: Exception) -> None:
-        await self.say(self.words.error(as_api_error(error, self.id).body.error))
+        told = as_api_error(error, self.id).body.error
+        # settings that begin a session of OpenAI's API, if they are refused, too
+        words = OpenAIWords() if (told.param or "").startswith("session.") else self.words
+        await self.say(words.error(told))
 
     def _end(self, utterance: Utterance) -> None:
         """Forget an utterance that was answered."""
@@ -158,7 +161,11 @@ class _Session:
 
     async def _update(self, event: SessionUpdate) -> None:
         form = event.form()
-        self._context.models.name(form.get("model"))
+        try:
+            self._context.models.name(form.get("model"))
+        except ApiError as error:
+            error.param = event.model_field
+            raise
         if event.session is not None:
             self.words, self._is_live = OpenAIWords(), False
         self._form, self._rate = form, event.rate()

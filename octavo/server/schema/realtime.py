@@ -97,6 +97,11 @@ class SessionUpdate(ClientEvent, tag="session.update"):
         }
         return {name: str(value) for name, value in given.items() if value is not None}
 
+    @property
+    def model_field(self) -> str:
+        """Return the field that names the model."""
+        return "session.audio.input.transcription.model" if self._asked.model else "model"
+
     def rate(self) -> int:
         """Return the samples per second."""
         if self.session is None:
