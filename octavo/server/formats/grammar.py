@@ -57,7 +57,7 @@ class CallGrammar:
         tools = enumerate(self._asked.callable_tools)
         one = f"({' | '.join(self.rule(f'c{number}', self._call(tool, number, is_list)) for number, tool in tools)})"
         joint = '", "' if is_list and not calls.separator else self.spelled(calls.separator)
-        is_single = self._asked.parallel_tool_calls is False
+        is_single = self._asked.calls_once
         body = one if is_single or (trigger and not is_list and not calls.begin) else f"{one} ({joint} {one})*"
         if is_list:
             body = f"{brackets[0]} {body} {brackets[1]}"

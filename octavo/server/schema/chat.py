@@ -271,6 +271,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return bool(self.tools) and self.call_mode == "required"
 
     @property
+    def calls_once(self) -> bool:
+        """Whether the response has at most one call: also where `tool_choice` names a tool, as in OpenAI's API."""
+        choice = self.tool_choice
+        is_named = isinstance(choice, ChosenTools) and choice.allowed_tools is None
+        return is_named or self.parallel_tool_calls is False
+
+    @property
     def callable_tools(self) -> list[Tool]:
         """Return the tools that `tool_choice` allows to call."""
         if not isinstance(self.tool_choice, ChosenTools):

@@ -181,6 +181,15 @@ def test_calls_that_are_demanded_are_read_back(name: str) -> None:
     assert num_calls >= 3
 
 
+def test_a_named_tool_is_called_once() -> None:
+    form, named = form_of("hermes"), {"type": "function", "function": {"name": "now"}}
+    once = call_form(form, asked(tool_choice=named, parallel_tool_calls=False)).grammar
+    assert call_form(form, asked(tool_choice=named)).grammar == once
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    assert call_form(form, asked(tool_choice=only, parallel_tool_calls=False)).grammar == once
+    assert call_form(form, asked(tool_choice=only)).grammar != once
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_that_a_model_chooses_follow_strict_schemas_behind_the_trigger(name: str) -> None:
     form = form_of(name)
