@@ -37,10 +37,10 @@ def read(connection: socket.socket, max_bytes: int = MAX_BYTES) -> bytes | None:
 
     Raises ValueError for a body of more than `max_bytes`.
     """
-    head = read_exactly(connection, _LENGTH.size)
-    if head is None:
+    length = read_exactly(connection, _LENGTH.size)
+    if length is None:
         return None
-    (size,) = _LENGTH.unpack(head)
+    (size,) = _LENGTH.unpack(length)
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes, at most {max_bytes} are expected")
     return read_exactly(connection, size)
@@ -55,8 +55,8 @@ def read_as(connection: socket.socket, kind: type[T], max_bytes: int = MAX_BYTES
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
     """Return the body of the next frame from an asyncio stream; None when the connection is closed or lost."""
     try:
-        head = await reader.readexactly(_LENGTH.size)
-        return await reader.readexactly(_LENGTH.unpack(head)[0])
+        length = await reader.readexactly(_LENGTH.size)
+        return await reader.readexactly(_LENGTH.unpack(length)[0])
     except (EOFError, OSError):  # a machine that has vanished is a TimeoutError, or has no route
         return None
 

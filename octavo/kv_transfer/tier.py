@@ -25,6 +25,8 @@ _HELD_SHARE: Final = 16
 """The blocks being saved are at most this fraction (1/N) of a pool, but at least the blocks of one command."""
 _SAVED_AT_ONCE: Final = 32
 """Most blocks of a command: they are released together."""
+MOST_MISSING: Final = 1 << 14
+"""Blocks that could not be loaded and are not looked up again; of more, the oldest are."""
 LOOK_S: Final = 1.0
 """Seconds that a step waits for a disk, once; until the disk has responded, nothing is found there."""
 
@@ -66,7 +68,7 @@ class Tier(PrefixSource):
         self._found: dict[str, tuple[bytes, int]] = {}
         self._planned: list[Fetch] = []
         self._began: dict[int, tuple[float, Fetch]] = {}
-        self._missing: set[bytes] = set()
+        self._missing: dict[bytes, None] = {}
         self._looking = ThreadPoolExecutor(1, "octavo-kv-look")
         self._look: Future[int] | None = None
         block_manager.listeners.append(self)
@@ -116,7 +118,8 @@ class Tier(PrefixSource):
     def saved(self, save_id: int) -> None:
         if save_id in self._saving:
             self._manager.holds.end(("save", save_id))
-            self._missing.difference_update(self._saving.pop(save_id))
+            for digest in self._saving.pop(save_id):
+                self._missing.pop(digest, None)
 
     @property
     def is_saving(self) -> bool:
@@ -167,7 +170,9 @@ class Tier(PrefixSource):
         began, fetch = self._began.pop(note.fetch_id)
         if note.error:
             # another rank may lack what this store has: until it is saved again, it is not there
-            self._missing.update(fetch.digests)
+            self._missing |= dict.fromkeys(fetch.digests)
+            for digest in list(self._missing)[: max(0, len(self._missing) - MOST_MISSING)]:
+                del self._missing[digest]
             self._found.clear()
             return f"tier {self._name}: {note.error}"
         now = self._clock()

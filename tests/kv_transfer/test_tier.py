@@ -16,7 +16,7 @@ from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.fetch_rates import MeasuredRates
 from octavo.kv_transfer.file_store import FileStore
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
-from octavo.kv_transfer.tier import Tier
+from octavo.kv_transfer.tier import MOST_MISSING, Tier
 from tests.fakes.block_manager import cached
 from tests.fakes.engine import make_request
 from tests.kv_transfer.test_file_store import KEY
@@ -151,6 +151,14 @@ def test_blocks_of_a_failed_load_are_not_found_until_they_are_saved_again(desk: 
     desk.publish(b"1")
     desk.tier.saved(desk.save().saves[0].save_id)
     assert desk.find(b"1") == 1
+
+
+def test_what_a_broken_store_lacks_takes_limited_memory(desk: Desk) -> None:
+    for number in range(MOST_MISSING // 1024 + 2):
+        digests = [b"%d %d" % (number, i) for i in range(1024)]
+        desk.fetch(Fetched(number, "the disk is lost"), *digests)
+    assert len(desk.tier._missing) == MOST_MISSING
+    assert digests[-1] in desk.tier._missing
 
 
 def test_blocks_behind_one_that_a_rank_lacks_are_not_found_in_its_place(desk: Desk) -> None:
