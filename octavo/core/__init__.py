@@ -2,7 +2,8 @@
 here.
 
 What callers give: prompt, media, prompt_embeds, sampling_params (checked by param), structured_outputs,
-request_options, request_limits, pooling, speech, adapter, profiler_config, absent. What they get: outputs, logprob_list.
+request_options, request_limits, pooling, speech, adapter, profiler_config, absent.
+What they get: outputs, logprob_list.
 Messages: messages (front and core), step (scheduler and workers), block_events, live, step_times; resume.
 A request in the core: sequence, beam_search, repetition, cache_key.
 Sizes that both planes know: model_shape, cache_limits, arithmetic.
