@@ -47,13 +47,19 @@ _log = logging.getLogger(__name__)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API server is started with. listener: the descriptor of a Unix socket that it accepts connections of;
-    None for one that binds the address of `server_args` itself."""
+    """What an API server is started with.
+
+    listener: the descriptor of a Unix socket that it accepts connections of; None for one that binds the address of
+    `server_args` itself.
+    is_early: whether it accepts connections before it can serve requests, so that clients learn that the model loads.
+    Only the first server does that: connections that others would refuse could be served by those that are ready.
+    """
 
     number: int
     engine_args: EngineArgs
     server_args: ServerArgs
     listener: int | None
+    is_early: bool
 
 
 class ApiServers:
@@ -163,6 +169,7 @@ class ApiServers:
             engine_args=self._engine_args,
             server_args=self._server_args,
             listener=descriptors[0] if is_path else None,
+            is_early=number == 0 and not self._is_served,
         )
         connection.sendall(frames.pack(setup))
         return connection, process
@@ -219,7 +226,7 @@ def serve_one() -> int:
         if setup.listener is None
         else socket.socket(fileno=setup.listener) as listener
     ):
-        return serve_on(listener, setup.engine_args, app, start)
+        return serve_on(listener, setup.engine_args, app, start, is_early=setup.is_early)
 
 
 def run() -> NoReturn:

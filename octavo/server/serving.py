@@ -99,10 +99,20 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: Star
         return serve_on(listener, engine_args, loading_app(server_args, callers), start_replicas)
 
 
-def serve_on(listener: socket.socket, engine_args: EngineArgs, app: App, start_replicas: StartReplicas) -> int:
-    """Serve an application on a socket until a signal or the engine's end; returns the exit code."""
+def serve_on(
+    listener: socket.socket,
+    engine_args: EngineArgs,
+    app: App,
+    start_replicas: StartReplicas,
+    *,
+    is_early: bool = True,
+) -> int:
+    """Serve an application on a socket until a signal or the engine's end; returns the exit code. is_early: connections
+    are accepted while the model loads, and requests are refused with 503; otherwise once requests can be served.
+    """
     _raise_open_files()
-    return run_to_exit_code(_start_and_serve(engine_args, app, listener, start_replicas))
+    server = HttpServer(app, listener, tls_context(app.context.args))
+    return run_to_exit_code(_start_and_serve(engine_args, server, start_replicas, is_early=is_early))
 
 
 def run_to_exit_code(main: Coroutine[Any, Any, int]) -> int:
@@ -121,17 +131,17 @@ def run_to_exit_code(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _start_and_serve(
-    engine_args: EngineArgs, app: App, listener: socket.socket, start_replicas: StartReplicas
+    engine_args: EngineArgs, server: HttpServer, start_replicas: StartReplicas, *, is_early: bool
 ) -> int:
     from octavo.async_llm import AsyncLLM
 
     async def start(config: EngineConfig) -> Replicas:
-        return await start_replicas(app.context.load(config))
+        return await start_replicas(server.context.load(config))
 
     signals = StopSignals()
-    server = HttpServer(app, listener, tls_context(app.context.args))
     signals.listen(server.reload)
-    await server.start()
+    if is_early:
+        await server.start()
     try:
         llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start)), signals)
     except BaseException:
@@ -179,6 +189,8 @@ async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignal
 async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSignals) -> int:
     """Serve requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
     await server.context.serve(llm)
+    if not server.is_started:
+        await server.start()
     args, open_requests = server.context.args, server.context.open_requests
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
@@ -281,11 +293,17 @@ class HttpServer:
         )
         self._config.load()
         self._listener = listener
+        self._server: asyncio.Server | None = None
         self._tls = tls
         self._accepting: set[asyncio.Task[Any]] = set()
         self._state = uvicorn.server.ServerState()
         most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._connections = Connections(args, max(1, most_files - _RESERVED_FILES - MOST_UNCOUNTED))
+
+    @property
+    def is_started(self) -> bool:
+        """Return whether `start` was called."""
+        return self._server is not None
 
     async def start(self) -> None:
         """Accept connections. Raises ConfigError."""
@@ -345,7 +363,8 @@ class HttpServer:
         others."""
         connections, open_requests = self._connections, self.context.open_requests
         connections.is_draining = open_requests.is_closing = True
-        await stop_listening(self._server, self._listener)
+        if self._server is not None:
+            await stop_listening(self._server, self._listener)
         if self._accepting:
             await asyncio.wait(self._accepting)
         connections.finish_all()
