@@ -25,6 +25,7 @@ from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.aborted_ids import AbortedIds
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike
@@ -70,6 +71,7 @@ class AsyncLLM:
         self.input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turns = InputTurns(self.input)
         self._updates = WeightUpdates(self.call)
+        self._aborted_ids = AbortedIds(self.call)
         interval = config.scheduler.stream_interval
         self._output = OutputProcessor(tokenizer, counts=self.metrics.requests, stream_interval=interval)
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
@@ -183,6 +185,7 @@ class AsyncLLM:
         read = [Prompt.read(prompt) for prompt in prompts]
         params = self.default_sampling_params() if sampling_params is None else sampling_params
         requests = await self._turns.requests(list(zip(request_ids, read, strict=True)), params, options)
+        await self._aborted_ids.wait_until_free(request_ids)
         reader = Reader(direct)
         in_use = ExitStack()
         await self._open(requests, read, reader)
@@ -200,8 +203,8 @@ class AsyncLLM:
                     raise self._dead.result()
         finally:
             in_use.close()
-            # the id of one that is finished may be another request's by now
-            await self.abort([request_ids[index] for index in reader.open])
+            # the id of one that is finished, also by `abort`, may be another request's by now
+            await self.abort([each.request_id for each in reader.open.values() if not each.finished])
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; each reader gets a last output with finish reason "abort". Unknown ids are ignored."""
@@ -209,6 +212,7 @@ class AsyncLLM:
         aborted = [each for each in request_ids if self._output.abort(each) is not None]
         if aborted and self._client.is_running:
             self._client.send(AbortRequests(aborted))
+            self._aborted_ids.add(aborted)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Drop all cached prefixes and pins, as `LLMEngine.reset_prefix_cache` does. Returns False, without effect in
@@ -336,8 +340,7 @@ class AsyncLLM:
         return await asyncio.shield(self._dead)
 
     def begin_shutdown(self) -> None:
-        """Tell the core process to end; open requests get EngineDeadError. Idempotent, and possible when the event loop
-        has ended."""
+        """Tell the core process to end; open requests get EngineDeadError. Idempotent, also after the event loop."""
         self._receiver.cancel()
         self._die(EngineDeadError("the engine has been shut down"))
         self._client.begin_shutdown()
@@ -348,7 +351,7 @@ class AsyncLLM:
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
-        await self._updates.close()
+        await asyncio.gather(self._aborted_ids.close(), self._updates.close())
 
     async def _prefix(self, prompt: PrefixLike, salt: str | None, adapter: LoRARequest | None) -> tuple[Any, ...]:
         return await self._turns.prefix(prompt, salt, adapter and await self.resolved(adapter))
@@ -380,8 +383,7 @@ class AsyncLLM:
         except Exception as error:
             # nothing would be received any more: all requests would wait without end
             _log.exception("the front failed")
-            failure = f"the front failed ({type(error).__name__}: {error}); its log has the traceback"
-            self._die(EngineDeadError(failure))
+            self._die(EngineDeadError(f"the front failed ({type(error).__name__}: {error}); its log has more"))
 
     async def _process(self, replica: int, step: StepOutputs) -> None:
         self.metrics.observe_stats(step.stats, replica)

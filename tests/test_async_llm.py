@@ -172,6 +172,22 @@ async def test_several_requests_are_aborted_at_once(tmp_path: Path) -> None:
         await readers["y"]
 
 
+async def test_an_id_can_be_used_again_right_after_an_abort(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=3, seed=1)
+    async with serving(tmp_path, make_core(depth=2)) as llm:
+        expected = (await collect(llm, [1, 2, 3], params))[-1].outputs[0].token_ids
+        for number in range(20):
+            async with aclosing(
+                llm.generate([9, 8, 7], SamplingParams(max_tokens=200, ignore_eos=True), "again")
+            ) as stream:
+                await anext(stream)
+                await llm.abort("again")  # outputs of it are on their way
+                using_it = asyncio.create_task(collect(llm, [1, 2, 3], params, request_id="again"))
+                await asyncio.sleep(0)  # the first reader leaves when the second one has begun
+            outputs = (await using_it)[-1].outputs[0]
+            assert (outputs.token_ids, outputs.finish_reason) == (expected, "length"), number
+
+
 async def test_refused_request_raises_before_its_first_output(tmp_path: Path) -> None:
     async with serving(tmp_path, endless_core()) as llm:
         for prompt, kind in (("", InvalidRequest), ([999], InvalidRequest)):

@@ -188,6 +188,8 @@ class EngineCore:
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are ignored."""
         self.is_waiting = False
+        kept = (*self._kept, *self.scheduler.take_ended())  # before the next step the ids may be those of others
+        self._kept = [each for each in kept if each.request_id not in request_ids]
         self.scheduler.abort(request_ids, self.clock())
 
     def drop_requests(self) -> int:
@@ -202,10 +204,10 @@ class EngineCore:
 
     def end_requests(self) -> None:
         """End all requests; the last output of each follows, which has no tokens: its finish reason is "abort"."""
-        self._kept += self.scheduler.take_ended()
+        kept = [*self._kept, *self.scheduler.take_ended()]  # tokens that requests have got count
         groups = list(self.scheduler.groups.values())
         self.abort_requests([group.request_id for group in groups])
-        self._kept += [
+        self._kept = kept + [
             EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, metrics=group.metrics)
             for group in groups
         ]

@@ -33,6 +33,19 @@ def test_steps_are_submitted_up_to_the_depth() -> None:
     assert len(core.executor.steps) == 3
 
 
+def test_nothing_of_an_aborted_request_follows_not_even_what_was_kept_for_the_next_step() -> None:
+    request = make_request("a", range(5), max_tokens=3)
+    expected = run(make_core(), [request]).token_ids
+    core = make_core(depth=2)
+    core.add_request(make_request("a", range(4), max_tokens=9))
+    core.step()
+    core.finish_steps()
+    assert core.has_news
+    core.abort_requests(["a"])
+    assert not core.has_news
+    assert run(core, [request]).token_ids == expected
+
+
 def test_a_step_with_nothing_to_do_answers_nothing() -> None:
     core = make_core()
     assert core.step().outputs == []
