@@ -62,6 +62,7 @@ SOUND_FAMILIES: Final = (
         is_apart=True,
     ),
     MediaFamily(("MoonshineForConditionalGeneration",), speech="moonshine", listener=MOONSHINE),
+    MediaFamily(("MossTranscribeDiarizeForConditionalGeneration",), sounds="moss", reader="hearing.MossReader"),
     MediaFamily(("MusicFlamingoForConditionalGeneration",), sounds="music_flamingo"),
     MediaFamily(
         ("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),

@@ -186,6 +186,7 @@ _TIED_AROUND: Final = (
     "granite_speech",
     "granite_speech_plus",
     "lfm2_vl",
+    "moss_transcribe_diarize",
     "qwen3_asr",
 )
 """Types of models whose heads are their embeddings, unless the whole config says otherwise."""

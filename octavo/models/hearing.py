@@ -114,6 +114,17 @@ class SamplesReader(SoundReader):
         return heard
 
 
+class MossReader(SoundReader):
+    """Placed as the base before a text model's class, it lets that class read sounds (MOSS-Transcribe-Diarize)."""
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of a window. arrays: input_features [bands, frames] and their mask [frames]."""
+        features, mask = self.received(arrays["input_features"])[None], arrays["input_features_mask"][None]
+        encoder: Any = self.encoder
+        heard: Tensor = encoder.get_audio_features(features, mask, padding_mask=mask).pooler_output
+        return heard
+
+
 class BothReader(SoundReader):
     """Placed as the base before a text model's class, it lets that class read images and sounds, or images alone."""
 

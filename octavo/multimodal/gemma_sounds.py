@@ -45,6 +45,8 @@ class Around(NamedTuple):
     """Tokens after each group."""
     group: int | None = None
     """Vectors in a group; None for all."""
+    numbered: Callable[[int], list[int]] | None = None
+    """Returns the tokens after a whole group by its number, counted from 1, in the place of `behind`."""
 
     def write(self, written: list[int], token: int, made: Sequence[MediaInput]) -> list[MediaInput]:
         """Return the parts of a sound with their places, and add their tokens to `written`, which already has those of
@@ -62,7 +64,9 @@ class Around(NamedTuple):
                 left, count = left - length, count + length
                 if count == total:
                     written[len(written) - len(self.end) :] = self.end
-                if count == total or count % size == 0:
+                if self.numbered is not None:
+                    written += [] if count % size else self.numbered(count // size)
+                elif count == total or count % size == 0:
                     written += self.behind
             placed.append(msgspec.structs.replace(each, spans=tuple(spans)))
         return placed

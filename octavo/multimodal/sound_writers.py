@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.section import Section
+from octavo.config.images import PROCESSOR_FILES
+from octavo.config.section import Section, read_section
 from octavo.core.media import MediaInput
 from octavo.multimodal import gemma_sounds
 from octavo.multimodal.gemma_sounds import Around, Frames
@@ -206,6 +208,30 @@ def _num_quartered(num_frames: int) -> int:
     return ((num_frames - 1) // 2 - 3) // 4 + 1
 
 
+def _num_merged(num_frames: int) -> int:
+    """Return the vectors that a convolution with a stride of two makes, four of its states beside each other, of which
+    zeros fill up the last."""
+    return -(-((num_frames - 1) // 2 + 1) // 4)
+
+
+def _merged_window(section: Section) -> tuple[int, int]:
+    """Return frames and vectors of a window with a position for each two frames."""
+    num_frames = 2 * section.positive("max_source_positions", 1500)
+    return num_frames, _num_merged(num_frames)
+
+
+def _moss_around(config: Section, encode: Callable[[str], list[int]]) -> Around:
+    """Return the tokens of the seconds so far behind every few seconds of a sound. Raises CheckpointError or
+    UnsupportedModel."""
+    config.expect("audio_merge_size", 4)
+    stated = read_section(Path(config.where).parent / PROCESSOR_FILES[-1], may_lack=True)
+    seconds, rate = stated.count("time_marker_every_seconds", 2), stated.positive_float("audio_tokens_per_second", 12.5)
+    group = int(seconds * rate)
+    if group != seconds * rate:
+        raise stated.error("time_marker_every_seconds", f"seconds with a whole number of the {rate:g} tokens of each")
+    return Around(group=group, numbered=lambda number: encode(str(number * seconds))) if group else Around()
+
+
 def _quartered_window(section: Section) -> tuple[int, int]:
     """Return frames and vectors. Raises CheckpointError."""
     count, width = section.positive("max_position_embeddings", 1500), section.positive("hidden_size", 1280)
@@ -270,6 +296,7 @@ SOUND_WRITERS: Final[Mapping[str, SoundWriter]] = {
     "glm_asr": SoundWriter(_separate_windows(_num_quartered), _quartered_window),
     "granite": SoundWriter(_stacked, _queried_window, _stacked_bands, most_s=600.0),
     "minicpm": SoundWriter(minicpm_windows, minicpm_window, around=minicpm_around, words=WORDS),
+    "moss": SoundWriter(_separate_windows(_num_merged), _merged_window, around=_moss_around),
     "music_flamingo": SoundWriter(
         _separate_windows(_num_paired, is_numbered=True),
         _paired_window,

@@ -32,6 +32,7 @@ MOST_S = {
     "audioflamingo3": 20,
     "fun_asr_nano": 120,
     "glmasr": 40,
+    "moss_transcribe_diarize": 40,
     "musicflamingo": 20,
     "granite_speech": 51,
     "granite_speech_plus": 51,
@@ -55,7 +56,7 @@ def prompts_of(path: Path) -> list[Any]:
     ]
 
 
-LONG = ("fun_asr_nano", "musicflamingo")
+LONG = ("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo")
 
 
 @pytest.fixture(
@@ -83,6 +84,9 @@ def heard(family: str, sounds: list[Any]) -> dict[str, torch.Tensor]:
         parts = [sound[start : start + 2 * RATE] for sound in sounds for start in range(0, len(sound), 2 * RATE)]
         made = extractor()(parts, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
         return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}
+    if family == "moss_transcribe_diarize":
+        made = FAMILIES[family][0]()[1](sounds, sampling_rate=RATE, return_tensors="pt")
+        return {**made}
     if family == "fun_asr_nano":
         each = [kaldi_features(sound) for sound in sounds]
         return {

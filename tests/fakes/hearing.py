@@ -89,6 +89,16 @@ def _fun_asr_nano() -> tuple[Any, Any]:
     return tf.FunAsrNanoConfig(**parts, adaptor_config=adaptor, audio_token_id=AUDIO), StackedSettings()
 
 
+def _moss() -> tuple[Any, Any]:
+    import transformers as tf
+
+    tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    text = tf.Qwen3Config(**TEXT, tie_word_embeddings=True).to_dict()
+    ids = {"audio_token_id": AUDIO, "audio_chunk_size": 32_000}
+    config = tf.MossTranscribeDiarizeConfig(text_config=text, audio_config=tower | _SIZES, **ids)
+    return config, tf.MossTranscribeDiarizeFeatureExtractor(feature_size=16, chunk_length=2)
+
+
 def _music_flamingo() -> tuple[Any, Any]:
     import transformers as tf
 
@@ -288,6 +298,7 @@ FAMILIES = {
     "glmasr": (_glm_asr, "GlmAsrForConditionalGeneration"),
     "granite_speech": (_granite_speech, "GraniteSpeechForConditionalGeneration"),
     "granite_speech_plus": (_granite_speech_plus, "GraniteSpeechPlusForConditionalGeneration"),
+    "moss_transcribe_diarize": (_moss, "MossTranscribeDiarizeForConditionalGeneration"),
     "musicflamingo": (_music_flamingo, "MusicFlamingoForConditionalGeneration"),
     "qwen3_asr": (_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "qwen2_audio": (_qwen2_audio, "Qwen2AudioForConditionalGeneration"),
