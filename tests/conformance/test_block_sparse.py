@@ -21,7 +21,7 @@ from tests.conformance.runtimes import LEVELS, ops, runtime
 SIZE = 16
 """Tokens of a block of the cache."""
 SMALL = (4, 2, 16, 8, BlockChoice(0.25, 4, 3, 1), 75)
-RELEASED = (16, 2, 128, 128, BlockChoice(128**-0.5, 128, 2, 1), 540)
+RELEASED = (16, 2, 128, 128, BlockChoice(128**-0.5, 128, 2, 1), 300)
 """Heads, heads of keys, their size and that of small keys, the choice, and a length; half of the heads of a release."""
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Attend = Callable[..., Tensor]

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(4, 24, 8, 6, 8, 12, 75)
-LARGER = Sizes(12, 96, 64, 64, 128, 70, 140)
+LARGER = Sizes(12, 96, 64, 64, 128, 40, 80)
 """The second has the small heads of a release."""
 Inputs = tuple[Tensor, ...]
 Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
