@@ -21,13 +21,15 @@ from tests.devices.cuda.interpreted import NAME, InterpretedCuda
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 
+SMALL: Any = {"vocab_size": 300, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (15, 31)]
 PARAMS = SamplingParams(max_tokens=3, temperature=0.9, seed=1, logprobs=2, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", vocab_size=300))
+    """One layer of two heads: the interpreter runs one program after the other, for each token and head."""
+    return write_byte_tokenizer(make_checkpoint("qwen3", tmp_path_factory.mktemp("m") / "model", **SMALL))
 
 
 def generate(path: Path, max_tokens: int = 3, **args: Any) -> list[tuple[Any, Any]]:
@@ -37,12 +39,20 @@ def generate(path: Path, max_tokens: int = 3, **args: Any) -> list[tuple[Any, An
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
 
 
-def test_text_is_the_references_and_has_the_bits_of_any_schedule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_text_of_several_layers_and_heads_is_the_references(
+    is_invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(DEVICES, "cuda", NAME)
-    expected = [tokens for tokens, _ in generate(path, device="reference")]
-    assert [tokens for tokens, _ in generate(path, device="cuda")] == expected
-    found = generate(path, device="cuda", batch_invariant=True)
+    model = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "model", vocab_size=300))
+    expected = [tokens for tokens, _ in generate(model, device="reference")]
+    found = generate(model, device="cuda", batch_invariant=is_invariant)
     assert [tokens for tokens, _ in found] == expected
+
+
+def test_the_bits_are_those_of_any_schedule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", NAME)
+    found = generate(path, device="cuda", batch_invariant=True)
     assert generate(path, device="cuda", batch_invariant=True, max_num_seqs=1) == found
     assert generate(path, device="cuda", batch_invariant=True, max_num_batched_tokens=5) == found
     reasons: list[str] = []
@@ -132,7 +142,7 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_captures_its_steps_with
     from octavo.models.decoder import DecoderStack
     from octavo.worker.cache_engine import CacheEngine
 
-    other = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "other", vocab_size=300, seed=1))
+    other = write_byte_tokenizer(make_checkpoint("qwen3", tmp_path / "other", seed=1, **SMALL))
     args: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 4}
     params, prompts = msgspec.structs.replace(PARAMS, max_tokens=6), PROMPTS[:1]
     monkeypatch.setitem(DEVICES, "cuda", NAME)
