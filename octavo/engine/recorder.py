@@ -169,7 +169,8 @@ class Recorder:
 
 
 class RecordedScheduler:
-    """Wraps a scheduler and writes down each call that changes its state; all else passes through."""
+    """Wraps a scheduler and writes down each call that changes its state; all else passes through. Calls about
+    adapters, sleep and transfers are not among these: the configuration refuses them beside a recording."""
 
     def __init__(self, scheduler: Scheduler, recorder: Recorder) -> None:
         self._scheduler = scheduler

@@ -27,16 +27,8 @@ class NotedChoices:
         self._proposer = proposer
         self.note_forced, self.note_proposed = proposer.note_forced, proposer.note_proposed
         self.note_drafting, self.note_step = proposer.note_drafting, proposer.note_step
-        self.note_drawn = proposer.note_drawn
+        self.note_drawn, self.take_rest = proposer.note_drawn, proposer.take_rest
         self._choices = DraftChoices()
-
-    @property
-    def num_resting(self) -> int:
-        return self._proposer.num_resting
-
-    @num_resting.setter
-    def num_resting(self, count: int) -> None:
-        self._proposer.num_resting = count
 
     def take(self) -> DraftChoices:
         """Return the answers since the last call."""
@@ -63,14 +55,15 @@ class NotedChoices:
 class GivenChoices:
     """A proposer that gives the noted answers again."""
 
-    num_resting = 0
-
     def __init__(self) -> None:
         self.give(DraftChoices())
 
     def give(self, choices: DraftChoices) -> None:
         """Set the answers for the next step that is planned."""
         self._choices, self._drafts, self._prompts = choices, iter(choices.drafts), iter(choices.prompts)
+
+    def take_rest(self) -> bool:
+        return False  # a step without drafts is recorded as one
 
     def begin_step(self, num_rows: int) -> bool:
         return self._choices.may_draft

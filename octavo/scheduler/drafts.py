@@ -20,8 +20,8 @@ class Proposer(Protocol):
     What it chooses follows from measured times, so a recording holds it (`scheduler/draft_choices.py`).
     """
 
-    num_resting: int
-    """Steps from the next one on that are planned, and whose results are noted, without it; the planner counts them."""
+    def take_rest(self) -> bool:
+        """Return whether the step being planned is one of those in which nothing is asked of it; counts them."""
 
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step in which `num_rows` sequences decode and no prompt is computed, as far as is known.
@@ -61,19 +61,26 @@ _NO_DRAFTS: Final[Mapping[int, int]] = MappingProxyType({})
 
 class _DraftedStep(NamedTuple):
     """A step that was planned. num_tokens: 0 where it computes prompts. num_drafts: by sequence. num_proposing: rows
-    for which the worker's draft model guesses."""
+    for which the worker's draft model guesses. is_resting: the proposer did not take part, without a
+    prompt."""
 
     num_rows: int
     num_tokens: int
     num_drafts: Mapping[int, int]
     num_proposing: int
+    is_resting: bool = False
 
 
-_RESTING: Final = _DraftedStep(0, 0, _NO_DRAFTS, 0)
-_PROMPTS: Final = _DraftedStep(0, 0, _NO_DRAFTS, 0)
+class _Verification(NamedTuple):
+    """A step with drafts whose tokens are not applied yet. num_generated: tokens that were generated before it."""
+
+    num_rows: int
+    num_tokens: int
+    seconds: float
+    num_generated: int
 
 
-class DraftLog:
+class DraftMeter:
     """Counts what becomes of drafts, and measures the steps that have them and those that could have."""
 
     def __init__(self, proposer: Proposer, registry: Registry) -> None:
@@ -81,13 +88,12 @@ class DraftLog:
         self._planned: deque[_DraftedStep] = deque()
         self._num_plain = 0
         """Steps without prompts, drafts and passes of a draft model, up to the last one."""
-        self._unknown: tuple[int, int, float, int] | None = None
-        """Of the last step, if it had drafts: its rows, tokens and seconds, and the tokens generated before it."""
+        self._last: _Verification | None = None
 
     def note_planned(self, step: SchedulerOutput, plan: StepPlan) -> None:
         """Count a step that is submitted now."""
         if plan.is_resting:
-            self._planned.append(_PROMPTS if plan.num_prompt_tokens else _RESTING)
+            self._planned.append(_DraftedStep(0, 0, _NO_DRAFTS, 0, is_resting=not plan.num_prompt_tokens))
             return
         drafts, num_proposing, num_rows = _NO_DRAFTS, 0, len(step.rows)
         num_tokens = num_rows + sum(plan.repeats.values())
@@ -102,18 +108,18 @@ class DraftLog:
         """Count the results of the oldest step, which took `seconds`; before they are applied."""
         step = self._planned.popleft()
         num_generated = self._registry.stats.num_generated_tokens
-        if self._unknown is not None:
-            num_rows, most, unknown_s, num_before = self._unknown
-            self._proposer.note_drawn(num_rows, min(most, num_generated - num_before), unknown_s)
-            self._unknown = None
-        if step is not _RESTING:
+        if (last := self._last) is not None:
+            num_drawn = min(last.num_tokens, num_generated - last.num_generated)
+            self._proposer.note_drawn(last.num_rows, num_drawn, last.seconds)
+            self._last = None
+        if not step.is_resting:
             is_plain = step.num_tokens and not step.num_drafts and not output.draft_s
             self._num_plain = self._num_plain + 1 if is_plain else 0
         if step.num_tokens:
             num_plain = 0 if step.num_drafts else max(1, self._num_plain)
             self._proposer.note_step(step.num_tokens, seconds - output.draft_s, num_plain)
             if step.num_drafts:
-                self._unknown = step.num_rows, step.num_tokens, seconds - output.draft_s, num_generated
+                self._last = _Verification(step.num_rows, step.num_tokens, seconds - output.draft_s, num_generated)
         if output.draft_s:
             num_rows = step.num_proposing if step.num_tokens else 0
             self._proposer.note_drafting(num_rows, output.num_draft_passes, output.draft_s)

@@ -59,8 +59,7 @@ class RowPlanner:
 
     def _begin_guesses(self, proposer: Proposer, plan: StepPlan) -> None:
         """Note whether rows of this step may verify guesses, and how many may bring back new ones."""
-        if proposer.num_resting:
-            proposer.num_resting -= 1
+        if proposer.take_rest():
             plan.is_resting = True
             return
         num_decoding = self._registry.num_running_sequences

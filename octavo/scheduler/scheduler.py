@@ -28,7 +28,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
-from octavo.scheduler.drafts import DraftLog, Proposer
+from octavo.scheduler.drafts import DraftMeter, Proposer
 from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.plan import begin_plan
 from octavo.scheduler.policy import Policy
@@ -85,7 +85,7 @@ class Scheduler:
         self.find, self.take_ended = registry.find, registry.take_ended
         self._admission_control = AdmissionControl(config, registry, rates)
         self._preemption = Preemption(registry, config.preemption_mode, rates)
-        self._drafts = None if proposer is None else DraftLog(proposer, registry)
+        self._drafts = None if proposer is None else DraftMeter(proposer, registry)
         self._results = Results(registry, self._preemption)
         num_microbatches = config.max_steps_in_flight if sends_tokens else 1
         self._rows = RowPlanner(registry, self._preemption, proposer, num_microbatches, sends_tokens=sends_tokens)

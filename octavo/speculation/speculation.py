@@ -64,7 +64,7 @@ class Speculation:
         """clock: seconds of the host, by which the time of searching is counted. sources: None for those of the method.
         is_prefill: of a core that computes prompts for others. repeats: whether right guesses are computed again, as
         states need it."""
-        self.num_resting = 0
+        self._num_resting = 0
         self._config = config
         self._sources = SOURCES[config.method](config) if sources is None else sources
         self._is_prefill, self._repeats = is_prefill, repeats
@@ -109,10 +109,16 @@ class Speculation:
         if self._length is not None:
             count = min(count, self._length.num_left)
         if count > 0:
-            self.num_resting = count
+            self._num_resting = count
             self._pace.num_left -= count
             if self._length is not None:
                 self._length.rest(count)
+
+    def take_rest(self) -> bool:
+        if not self._num_resting:
+            return False
+        self._num_resting -= 1
+        return True
 
     def begin_step(self, num_rows: int) -> bool:
         """Begin to plan a step of `num_rows` sequences that decode. Returns whether guesses may pay in it."""
@@ -165,7 +171,7 @@ class Speculation:
     def _note_given(self, group: SequenceGroup, sequence: Sequence, guess: Guess) -> None:
         state = sequence.attached(Drafting) or self._begin(group, sequence)
         state.given[str(guess.kind)] = guess
-        self._has_given, self.num_resting = True, 0
+        self._has_given, self._num_resting = True, 0
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
         assert self._budget is not None, "a step begins before guesses are made for it"

@@ -23,8 +23,6 @@ Outputs = Callable[[SequenceGroup], Mapping[int, list[int]]]
 class ToyProposer:
     """Proposes up to `most` tokens, each of them right with probability `rightness`."""
 
-    num_resting = 0
-
     def __init__(self, outputs: Outputs, rightness: float, most: int = 4, vocab_size: int = 50, seed: int = 0) -> None:
         self._outputs = outputs
         self._rightness = rightness
@@ -52,6 +50,9 @@ class ToyProposer:
 
     def drafts_prompt(self, num_computed: int) -> bool:
         return self._random.random() < 0.5
+
+    def take_rest(self) -> bool:
+        return False
 
     def begin_step(self, num_rows: int) -> bool:
         return True

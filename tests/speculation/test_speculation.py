@@ -101,8 +101,7 @@ def test_where_nothing_is_found_text_is_searched_less_often() -> None:
     may_draft, num_resting = [], 0
     for token in range(100, 300):
         sequence.token_ids.append(token)
-        if proposer.num_resting:
-            proposer.num_resting -= 1
+        if proposer.take_rest():
             may_draft.append(False)
             num_resting += 1
             continue
