@@ -260,9 +260,13 @@ class DecoderStack(nn.Module):
         if head == "reward":
             self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 
+    def ignore(self, *patterns: str) -> None:
+        """Know the tensors that match these patterns beside those of `IGNORED`."""
+        self.__dict__["IGNORED"] = (*self.IGNORED, *patterns)
+
     def leave_out(self, prefixes: Iterable[str]) -> None:
         """Know the tensors whose names begin so as others read them."""
-        self.__dict__["IGNORED"] = (*self.IGNORED, *(rf"{re.escape(each)}\w+" for each in prefixes))
+        self.ignore(*(rf"{re.escape(each)}\w+" for each in prefixes))
 
     def need_one_stage(self, why: str) -> None:
         """Raise ConfigError with the reason where other stages have layers of the model."""

@@ -132,7 +132,7 @@ class SharingDecoder(DecoderStack):
         self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
         sharing = "|".join(str(layer) for layer in range(c.num_layers) if c.writer_of(layer) is not None)
         # checkpoints still hold the keys' and values' weights that layers had before they shared
-        self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")  # type: ignore[misc]
+        self.ignore(rf"layers\.(?:{sharing})\.self_attn\.[kv]_(?:proj|norm)\.weight")
         self.has_inputs, self._padding_id = c.input_size > 0, c.padding_id
         self.has_table = c.input_vocab_size > 0
         if not self.has_inputs:

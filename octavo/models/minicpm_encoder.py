@@ -148,10 +148,10 @@ class MiniCPMReader(SoundReader):
         if self.is_first:
             stack(self.encoder.resampler, ("q_proj", "k_proj", "v_proj"), "in_proj")
         if c.library.sounds is None:
-            self.IGNORED = (*self.IGNORED, r"(?:apm|audio_projection_layer)\..*")  # type: ignore[misc]
+            self.ignore(r"(?:apm|audio_projection_layer)\..*")
         depth = c.library.vision_config.num_hidden_layers
         if c.library.drop_vision_last_layer:
-            self.IGNORED = (*self.IGNORED, rf"vpm\.encoder\.layers\.{depth - 1}\..*")  # type: ignore[misc]
+            self.ignore(rf"vpm\.encoder\.layers\.{depth - 1}\..*")
 
     def own_name(self, name: str) -> str:
         return super().own_name(name).replace(".attn.in_proj_", ".attn.in_proj.")

@@ -95,9 +95,9 @@ class NemotronReader(SoundReader):
             stack(self.encoder.vision_model, ("q_proj", "k_proj", "v_proj"), "qkv")
         sounds = c.library.audio_config
         if sounds is None:
-            self.IGNORED = (*self.IGNORED, r"(?:sound_(?:encoder|projection)|audio_tower|embed_audio)\..*")  # type: ignore[misc]
+            self.ignore(r"(?:sound_(?:encoder|projection)|audio_tower|embed_audio)\..*")
         elif not sounds.convolution_bias:  # which releases may have nevertheless
-            self.IGNORED = (*self.IGNORED, r".*\.conv\.(?:pointwise|depthwise)_conv[12]?\.bias")  # type: ignore[misc]
+            self.ignore(r".*\.conv\.(?:pointwise|depthwise)_conv[12]?\.bias")
 
     def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return [vectors, hidden] of an image, or of a piece of a sound.

@@ -80,8 +80,7 @@ class Phi3VReader(ImageReader):
         tower = r"vision_embed_tokens\.img_processor"
         vision = c.library.vision_config
         unread = range(layers_up_to(vision, c.library.vision_feature_layer), vision.num_hidden_layers)
-        self.IGNORED = (  # type: ignore[misc]
-            *ImageReader.IGNORED,
+        self.ignore(
             r"vision_embed_tokens\.wte\.weight",  # the embeddings once more
             rf"{tower}\.(?:post_layernorm|encoder\.layers\.(?:{'|'.join(map(str, unread))}))\..*",
         )

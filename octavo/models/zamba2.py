@@ -180,7 +180,7 @@ class Zamba2ForCausalLM(DecoderStack):
         super().__init__(c, mesh, layer)
         # which some files have once for each layer
         again = "|".join(str(layer) for layer, turn in turns.items() if turn >= c.num_blocks) or "none"
-        self.IGNORED = (*type(self).IGNORED, rf"layers\.(?:{again})\.shared_transformer\..*")  # type: ignore[misc]
+        self.ignore(rf"layers\.(?:{again})\.shared_transformer\..*")
 
     @classmethod
     def read(cls, c: Checkpoint) -> Zamba2Config:
