@@ -16,7 +16,7 @@ from octavo.config.released_minimax import minimax_settings
 from octavo.config.released_molmo2 import molmo2_layout, molmo2_settings
 from octavo.config.released_nemotron import radio_layout, squares_settings
 from octavo.config.released_ovis import ovis_layout, ovis_patches, ovis_settings
-from octavo.config.released_pages import pages_layout, pages_settings
+from octavo.config.released_pages import eagle_layout, eagle_settings, pages_layout, pages_settings
 from octavo.config.released_phi3 import phi3v_layout
 from octavo.config.released_step import step_settings
 
@@ -79,6 +79,15 @@ IMAGE_FAMILIES: Final = (
         images="qwen_in_line",
         reader="dots_ocr.DotsOcrReader",
         names="dots_ocr",
+    ),
+    MediaFamily(
+        ("Eagle2_5_VLForConditionalGeneration",),
+        layout=eagle_layout,
+        images="eagle",
+        computed=eagle_settings,
+        reader="siglip_encoder.SiglipReader",
+        library_config="LlavaConfig",
+        is_apart=True,
     ),
     MediaFamily(
         (ERNIE_VL,), layout=ernie_layout, images="ernie", videos="ernie", settings=ernie_settings, names="ernie"

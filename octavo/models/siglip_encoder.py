@@ -1,4 +1,5 @@
-"""The encoder of NVIDIA's models of pages: SigLIP by tiles; two by two neighbouring vectors are joined.
+"""The encoder of NVIDIA's models of pages and of Eagle 2.5: SigLIP by tiles; two by two neighbouring vectors are
+joined.
 
 Source: https://arxiv.org/abs/2501.14818 (Eagle 2).
 """

@@ -222,6 +222,10 @@ def _muse(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<|image_start|>"), *vectors, *context.encode("<|image_end|>")]
 
 
+def _eagle(context: Context, token: int, arrays: Arrays) -> list[int]:
+    return [*context.encode(f"<image {context.place + 1}>"), *internvl_prompt(context, token, arrays)]
+
+
 def _nemotron(context: Context, token: int, arrays: Arrays) -> list[int]:
     merged = round(1 / context.config.positive_float("downsample_ratio", 0.5)) ** 2
     vectors = [token] * (int(arrays["image_grid_hw"][0].prod()) // merged)
@@ -281,6 +285,7 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     "deepseek_ocr": ImageWriter(_deepseek_ocr, (*_LOCAL, "patches_grid")),
     "deepseek_ocr2": ImageWriter(_deepseek_ocr2, _LOCAL),
     "deepseek_vl2": ImageWriter(_deepseek_vl2, ("pixel_values", "grids"), token_word="<image>", most_cut=2),
+    "eagle": ImageWriter(_eagle, word="<image-{}>"),
     "ernie": _QWEN._replace(arranged=ernie_prompt, num_before=1),
     "gemma3": ImageWriter(_gemma3, marker=_BEGIN, is_whole=lambda config: True, joins_lines=True),
     "gemma3n": ImageWriter(_gemma3n, others=lambda config: [config.positive("eoi_token_id")], joins_lines=True),
