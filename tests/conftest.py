@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from octavo.core import processes
 from octavo.platform import Platform
 from tests.fakes.warm_processes import WarmProcesses
+from tests.fakes.warm_server import WarmServer
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
@@ -125,11 +127,17 @@ def _source_of_processes() -> Iterator[WarmProcesses]:
     source.close()
 
 
+@pytest.fixture(scope="session")
+def serve(_source_of_processes: WarmProcesses) -> Callable[..., WarmServer]:
+    """Starts `octavo serve` with a model and further arguments."""
+    return partial(WarmServer, _source_of_processes)
+
+
 @pytest.fixture(autouse=True)
 def _processes_are_warm(
     request: pytest.FixtureRequest, _source_of_processes: WarmProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cores and ranks are forks of a process that has imported torch, but for tests that are marked `cold`."""
+    """Cores, ranks and processes for text are forks of one that has imported torch, but for tests marked `cold`."""
     if request.node.get_closest_marker("cold") is None:
         monkeypatch.setattr(processes, "spawn", _source_of_processes.spawn)
 

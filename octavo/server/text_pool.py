@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from octavo.core import frames
-from octavo.core.processes import spawn
+from octavo.core import frames, processes
 from octavo.server.errors import ApiError
 from octavo.server.preparing import TextSetup
 from octavo.server.text_process import (
@@ -154,7 +153,7 @@ class TextPool:
         self._end_process()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._end_with_loop(), name="octavo-text")
-        self._control, self._process = spawn("octavo.server.text_process")
+        self._control, self._process = processes.spawn("octavo.server.text_process")
         self._control.sendall(frames.pack(self._setup))
 
     async def _end_with_loop(self) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.warm_server import WarmServer
 from tests.server.raw import ask
-from tests.server.test_serve_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +31,11 @@ def encoded(seed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., WarmServer]) -> Iterator[str]:
     path = make_vision_checkpoint("llava", tmp_path_factory.mktemp("llava"))
     config = path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
-    process = ServerProcess(Path(path), "--dtype", "float32", "--allowed-local-media-path", str(path))
+    process = serve(path, "--dtype", "float32", "--allowed-local-media-path", str(path))
     image(0).save(path / "image.png")
     yield process.url + f"?{path}"
     assert process.stop() == 0

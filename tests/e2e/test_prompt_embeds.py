@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import make_vision_checkpoint
+from tests.fakes.warm_server import WarmServer
 from tests.server.raw import ask
-from tests.server.test_serve_process import ServerProcess
 
 FAMILIES = ("falcon_h1", "gemma3", "granite", "opt_projected", "qwen3")
 """With a factor of embeddings, before and behind them, with states, with embeddings narrower than the layers."""
@@ -237,7 +238,7 @@ def test_vectors_in_messages_need_the_argument(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_completions_and_chats_take_files_of_numpy(path: Path) -> None:
+def test_completions_and_chats_take_files_of_numpy(path: Path, serve: Callable[..., WarmServer]) -> None:
     settings = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8, "return_token_ids": True}
 
     def encoded(token_ids: list[int]) -> str:
@@ -245,7 +246,7 @@ def test_completions_and_chats_take_files_of_numpy(path: Path) -> None:
         np.save(file, vectors(path, token_ids).numpy())
         return base64.b64encode(file.getvalue()).decode()
 
-    server = ServerProcess(path, "--dtype", "float32", "--max-model-len", "96", "--enable-prompt-embeds")
+    server = serve(path, "--dtype", "float32", "--max-model-len", "96", "--enable-prompt-embeds")
     try:
         expected = ask(server.url, "/v1/completions", {"prompt": PROMPTS, **settings}).json
         answer = ask(server.url, "/v1/completions", {"prompt_embeds": [*map(encoded, PROMPTS)], **settings}).json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import pytest
 from octavo import LLM, SamplingParams
 from tests.fakes.hearing import make_voxtral
 from tests.fakes.tekken import NUM_SPECIAL, SPECIAL
+from tests.fakes.warm_server import WarmServer
 from tests.server.raw import ask
 from tests.server.routes.test_audio import wav
-from tests.server.test_serve_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(path: Path) -> Iterator[str]:
+def url(path: Path, serve: Callable[..., WarmServer]) -> Iterator[str]:
     options = ("--served-model-name", "voxtral", "--max-model-len", "200", "--max-features-size", "144KiB")
-    server = ServerProcess(path, "--dtype", "float32", *options)
+    server = serve(path, "--dtype", "float32", *options)
     yield server.url
     assert server.stop() == 0
 

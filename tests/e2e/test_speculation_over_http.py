@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fakes.warm_server import WarmServer
 from tests.server.raw import ask
-from tests.server.test_serve_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +20,8 @@ STORY = [{"role": "user", "content": "Tell me a story about a dog."}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    process = ServerProcess(
+def server(serve: Callable[..., WarmServer]) -> Iterator[WarmServer]:
+    process = serve(
         Path("octavo-tiny"), "--num-gpu-blocks-override", "256", "--vllm-metrics",
         "--speculative-config", json.dumps(SPECULATIVE),
     )  # fmt: skip
@@ -29,7 +29,7 @@ def server() -> Iterator[ServerProcess]:
     assert process.stop() == 0
 
 
-def chat(server: ServerProcess, **fields: Any) -> tuple[str, dict[str, int]]:
+def chat(server: WarmServer, **fields: Any) -> tuple[str, dict[str, int]]:
     answer = ask(
         server.url, "/v1/chat/completions", {"messages": STORY, "temperature": 0.0, "max_tokens": 60, **fields}
     )
@@ -37,7 +37,7 @@ def chat(server: ServerProcess, **fields: Any) -> tuple[str, dict[str, int]]:
     return answer.json["choices"][0]["message"]["content"], answer.json["usage"]["completion_tokens_details"]
 
 
-def test_a_predicted_output_saves_steps_and_is_counted_in_usage_and_metrics(server: ServerProcess) -> None:
+def test_a_predicted_output_saves_steps_and_is_counted_in_usage_and_metrics(server: WarmServer) -> None:
     text, details = chat(server)
     assert {"accepted_prediction_tokens", "rejected_prediction_tokens"} <= details.keys()
     predicted, details = chat(server, prediction={"type": "content", "content": text})
@@ -63,7 +63,7 @@ def test_a_predicted_output_saves_steps_and_is_counted_in_usage_and_metrics(serv
     assert counts["octavo", "draft_tokens"] == counts["vllm", "draft_tokens"] >= counts["vllm", "accepted_tokens"]
 
 
-def test_each_choice_and_stream_is_counted(server: ServerProcess) -> None:
+def test_each_choice_and_stream_is_counted(server: WarmServer) -> None:
     text, _ = chat(server)
     _, details = chat(server, n=3, temperature=1.0, seed=1, prediction={"type": "content", "content": text})
     assert details["accepted_prediction_tokens"] >= 0
@@ -76,7 +76,7 @@ def test_each_choice_and_stream_is_counted(server: ServerProcess) -> None:
     assert events[-1]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
 
-def test_a_long_prediction_is_cut_off_or_refused(server: ServerProcess) -> None:
+def test_a_long_prediction_is_cut_off_or_refused(server: WarmServer) -> None:
     text, _ = chat(server)
     long, _ = chat(server, prediction={"type": "content", "content": text + " and so on" * 50_000})
     assert long == text

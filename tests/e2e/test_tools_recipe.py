@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.builtin import model_directory
-from tests.server.test_serve_process import ServerProcess
+from tests.fakes.warm_server import WarmServer
 
 RECIPE = Path(__file__).parents[2] / "docs" / "recipes" / "tools.md"
 
 
 @pytest.fixture
-def server() -> Iterator[ServerProcess]:
-    started = ServerProcess(model_directory())
+def server(serve: Callable[..., WarmServer]) -> Iterator[WarmServer]:
+    started = serve(model_directory())
     yield started
     assert started.stop() == 0
 
 
 @pytest.mark.long
 def test_the_recipe_runs_and_its_call_follows_the_schema(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+    server: WarmServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [example] = re.findall(r"```python\n(.*?)```", RECIPE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}

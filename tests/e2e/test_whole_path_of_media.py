@@ -20,12 +20,12 @@ from octavo import LLM, SamplingParams
 from tests.fakes.hearing import make_hearing_checkpoint
 from tests.fakes.phi4 import as_released as released_phi4
 from tests.fakes.vision import image, make_vision_checkpoint
+from tests.fakes.warm_server import WarmServer
 from tests.models.test_released_ernie import as_released as released_ernie
 from tests.models.test_released_kimi import as_released
 from tests.models.test_released_nemotron import as_released as released_nemotron
 from tests.server.raw import ask
 from tests.server.routes.test_audio import wav
-from tests.server.test_serve_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -70,15 +70,15 @@ FIRST = ("gemma4_unified",)
 @pytest.fixture(
     scope="module", params=[pytest.param(each, marks=[pytest.mark.long] * (each not in FIRST)) for each in MAKERS]
 )
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., WarmServer]
+) -> Iterator[Running]:
     path = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
     config = path / "tokenizer_config.json"
     template = TEMPLATE.replace("<img>", SOUNDS.get(request.param, "<img>"))
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
     options = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    process = ServerProcess(
-        path, *options, *("--limit-mm-per-prompt", "image=2"), *("--limit-mm-per-prompt", "audio=2")
-    )
+    process = serve(path, *options, *("--limit-mm-per-prompt", "image=2"), *("--limit-mm-per-prompt", "audio=2"))
     yield Running(process.url, path, SOUNDS.get(request.param, ""))
     assert process.stop() == 0
 

@@ -1,4 +1,4 @@
-"""Starts modules in forks of a process that has imported torch, which takes longer than what most tests ask of them.
+"""Starts modules in forks of a process that has imported what they need, which takes longer than most tests.
 
 The fork becomes a child of the process that asked for it. It has its environment, working directory, stdout and stderr,
 and runs the module from its first line, as `octavo.core.processes.spawn` does. All forks have one seed of hashes: that
@@ -22,15 +22,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.core import processes
+from octavo.core.light_torch import import_meta_registrations, without_meta_registrations
 from octavo.core.processes import Process, end_now, spawn
 
 _SET_CHILD_SUBREAPER = 36
 """The option of Linux's prctl by which orphans become children of the calling process."""
-_IMPORT_TORCH = ("octavo.engine.core_process", "octavo.executor.rank_process")
+_WARM = ("octavo.engine.core_process", "octavo.executor.rank_process", "octavo.server.text_process")
+SERVER = "octavo.__main__"
+"""The module of the command line: it gets a source of its own, for what it starts."""
 _FIRST_FREE = 300
 """Descriptors from here on, and behind those that are asked for, are expected to be free."""
-_ANSWER_S = 60.0
-"""How long a fork may take."""
+_ANSWER_S = 120.0
+"""How long a fork may take, the first imports of a server included."""
 _MESSAGE_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 30
 
@@ -47,35 +51,43 @@ class _Adopted(subprocess.Popen[bytes]):
 class WarmProcesses:
     """Has the process that forks, which starts when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: socket.socket | None = None) -> None:
         self._lock = threading.Lock()
-        self._control: socket.socket | None = None
+        self._control = control
         self._source: Process | None = None
 
     def spawn(
         self, module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
     ) -> tuple[socket.socket, Process]:
         """Do what `octavo.core.processes.spawn` does. Modules of tests import less, and start as they do there."""
-        if module not in _IMPORT_TORCH:
+        if module not in _WARM:
             return spawn(module, arguments, pass_fds)
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            words = [module, str(theirs.fileno()), *arguments]
-            numbers = [1, 2, theirs.fileno(), *pass_fds]
-            wanted = {"words": words, "numbers": numbers, "environment": dict(os.environ), "folder": os.getcwd()}
+        with theirs:
+            numbers = [theirs.fileno(), *pass_fds]
+            try:
+                process = self.fork([module, str(theirs.fileno()), *arguments], [1, 2, *numbers], [1, 2, *numbers])
+            except BaseException:
+                ours.close()
+                raise
+        return ours, process
+
+    def fork(self, words: Sequence[str], descriptors: Sequence[int], numbers: Sequence[int]) -> Process:
+        """Run a module, the first of its words, in a fork that has the descriptors under these numbers."""
+        wanted = {"words": words, "numbers": numbers, "environment": dict(os.environ), "folder": os.getcwd()}
+        with self._lock:
             control = self._control = self._control or self._start()
             _adopt_orphans(True)
             try:
-                socket.send_fds(control, [json.dumps(wanted).encode()], numbers)
+                socket.send_fds(control, [json.dumps(wanted).encode()], descriptors)
                 pid = int(control.recv(100))
             except (OSError, ValueError):  # an answer that comes later would be taken for that to the next request
                 self._control = None
-                ours.close()
                 control.close()
                 raise
             finally:
                 _adopt_orphans(False)
-        return ours, _Adopted(pid, words)
+        return _Adopted(pid, words)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -110,6 +122,9 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         text, descriptors, *_ = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
         if not text:
             return None
+        wanted: dict[str, Any] = json.loads(text)
+        if wanted["words"][0] == SERVER:
+            _import_a_server()
         between = os.fork()
         if between:
             os.waitpid(between, 0)  # its child becomes one of the process that asks
@@ -123,7 +138,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             time.sleep(0.001)
         with control:
             control.send(str(os.getpid()).encode())
-        return json.loads(text), descriptors
+        return wanted, descriptors
 
 
 def renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -146,17 +161,46 @@ def _become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(wanted["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = words = wanted["words"]
+    if words[0] == SERVER:
+        _fork_what_a_server_starts()
     sys.modules.pop(words[0], None)  # it is run again, as the program
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
-def main() -> None:
-    """Import what cores and ranks need, and serve forks."""
-    from octavo.core.light_torch import without_meta_registrations
+def _import_a_server() -> None:
+    """Import what a server and its processes for images need, which takes seconds; once, for all servers."""
+    import_meta_registrations()
+    import transformers
 
+    import octavo.server.serving  # noqa: F401
+
+    assert transformers.CLIPImageProcessorPil, "the parts that image processors share"
+
+
+def _fork_what_a_server_starts() -> None:
+    """Leave a fork behind from which the server, which will have threads, gets its cores and processes for text."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        processes.spawn = WarmProcesses(ours).spawn
+        return
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked = _serve(theirs)
+    if asked is None:
+        end_now(0)
+    _become(*asked)
+
+
+def main() -> None:
+    """Import what cores, ranks and processes for text need, and serve forks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
     with without_meta_registrations():
+        import jinja2  # noqa: F401
+        import tokenizers  # noqa: F401
+
         import octavo.engine.engine_core
+        import octavo.server.text_process
         import octavo.worker.worker  # noqa: F401
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread, and locks that others held"
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))

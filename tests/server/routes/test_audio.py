@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import pytest
 import soundfile
 
 from octavo.core.speech import SpeechTokens
+from tests.fakes.warm_server import WarmServer
 from tests.fakes.whisper import RATE, make_whisper, tone
 from tests.server.conftest import Served
 from tests.server.raw import ask
-from tests.server.test_serve_process import ServerProcess
 
 
 def wav(seconds: float, rate: int = RATE) -> bytes:
@@ -47,10 +47,10 @@ def hearing(server: Served, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., WarmServer]) -> Iterator[str]:
     """`octavo serve` with a tiny Whisper."""
     path = make_whisper(tmp_path_factory.mktemp("whisper"))
-    server = ServerProcess(path, "--dtype", "float32", "--served-model-name", "whisper")
+    server = serve(path, "--dtype", "float32", "--served-model-name", "whisper")
     yield server.url
     assert server.stop() == 0
 

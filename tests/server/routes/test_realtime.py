@@ -16,13 +16,13 @@ import openai
 import pytest
 import soundfile
 
+from tests.fakes.warm_server import WarmServer
 from tests.fakes.whisper import make_whisper, tone
 from tests.server.conftest import Served
 from tests.server.raw import ask, eventually
 from tests.server.routes.test_audio import client_of, wav
 from tests.server.routes.test_audio import hearing as hearing
 from tests.server.test_encryption import make_pair
-from tests.server.test_serve_process import ServerProcess
 from tests.server.websocket_client import WebSocketClient
 
 Start = Callable[..., Served]
@@ -486,8 +486,8 @@ def test_an_encrypted_session_does_the_same(start_server: Start, hearing: Served
 
 
 @pytest.mark.slow
-def test_several_api_servers_write_down_what_one_does(tmp_path: Path) -> None:
-    server = ServerProcess(make_whisper(tmp_path), "--dtype", "float32", "--api-server-count", "2", "--seed", "1")
+def test_several_api_servers_write_down_what_one_does(tmp_path: Path, serve: Callable[..., WarmServer]) -> None:
+    server = serve(make_whisper(tmp_path), "--dtype", "float32", "--api-server-count", "2", "--seed", "1")
     samples = (tone(1.9) * 32767).astype("<i2").tobytes()
     texts = set()
     for _ in range(4):
