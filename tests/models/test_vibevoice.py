@@ -12,11 +12,12 @@ import torch
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
+from octavo.config.vibevoice import vibevoice_sounds
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, InvalidRequest
 from octavo.multimodal.levelled_sound import LevelledSamples
 from tests.e2e.test_images import assert_agrees, bits, generate
-from tests.fakes.checkpoints import edit_config
 from tests.fakes.hearing import AUDIO, HOURS, make_hearing_checkpoint
 from tests.fakes.vision import load_vision_oracle
 from tests.fakes.whisper import tone
@@ -66,11 +67,13 @@ def test_samples_are_those_of_the_feature_extractor(path: Path) -> None:
         np.testing.assert_allclose(settings.features(sound), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", [{"max_num_batched_tokens": 19}, {"enable_prefix_caching": False, "max_num_seqs": 1}])
 def test_the_same_bits_in_any_schedule(path: Path, expected: list[RequestOutput], args: dict[str, Any]) -> None:
     assert bits(generate(path, PROMPTS * 2, **args)) == bits(expected) * 2
 
 
+@pytest.mark.long
 def test_a_template_is_told_how_long_a_sound_lasts(path: Path) -> None:
     template = "{% for part in messages[0].content %}{{ '<image> w<|AUDIO_DURATION|> ' if part.type == 'audio' }}"
     llm = LLM(str(path), dtype="float32", num_gpu_blocks_override=64, chat_template=f"{template}{{% endfor %}}")
@@ -92,10 +95,8 @@ def test_a_template_is_told_how_long_a_sound_lasts(path: Path) -> None:
         ({"num_filters": 0}, "num_filters is 0"),
     ],
 )
-def test_encoders_that_cannot_be_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    path = make_hearing_checkpoint(FAMILY, tmp_path)
-    name = "acoustic_tokenizer_encoder_config"
-    part = json.loads((path / "config.json").read_text())[name]
-    edit_config(path, **{name: part | changes})
+def test_encoders_that_cannot_be_are_refused(changes: dict[str, Any], said: str, path: Path) -> None:
+    values = json.loads((path / "config.json").read_text())
+    values["acoustic_tokenizer_encoder_config"] |= changes
     with pytest.raises(CheckpointError, match=said):
-        generate(path, ["w1"])
+        vibevoice_sounds(Section(values, "config.json"))
