@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -109,6 +109,10 @@ class ApiError(OctavoError):
         return Response(msgspec.json.encode(body), self.status, headers=self.headers, media_type="application/json")
 
 
+NOT_AGAIN: Final = {"x-should-retry": "false"}
+"""The header by which clients of OpenAI and Anthropic, and Claude Code, do not send a request again."""
+
+
 class ClientDisconnectedError(ConnectionError):
     """The client has closed its connection, so that no response can be sent."""
 
@@ -129,6 +133,8 @@ def ended_with_error(error: RequestError, *, shows_others: bool = False) -> ApiE
         message = error.public_message or message
         seconds = None if seconds is None else 1 << (seconds - 1).bit_length()
     headers = {} if seconds is None else {"Retry-After": str(seconds)}
+    if error.code == "request_quarantined":
+        headers |= NOT_AGAIN
     return ApiError(status, message, param=error.field, code=error.code, headers=headers)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Scope
 
-from octavo.server.errors import ApiError
+from octavo.server.errors import NOT_AGAIN, ApiError
 from octavo.server.rate_limits import RateLimits
 
 
@@ -86,7 +86,7 @@ def caller_with(fields: Mapping[bytes, bytes], callers: Callers) -> Caller:
     caller = callers.get(key_digest(key.strip())) if scheme.lower() in (b"bearer", b"") else None
     if caller is None:
         message = "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY"
-        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer", **NOT_AGAIN})
     return caller
 
 

@@ -48,7 +48,9 @@ def test_unexpected_error_is_logged_and_its_details_are_kept_from_the_client(cap
 def test_error_of_a_request_is_the_clients_or_ours() -> None:
     mine = ended_with_error(RequestError("bad", field="stop", code="c", is_client_error=True))
     assert (mine.status, mine.param, mine.code) == (400, "stop", "c")
-    assert ended_with_error(RequestError("broken")).status == 500
+    assert (broken := ended_with_error(RequestError("broken"))).status == 500
+    fatal = ended_with_error(RequestError("fatal", code="request_quarantined"))
+    assert (fatal.status, fatal.headers, broken.headers) == (500, {"x-should-retry": "false"}, {})
 
 
 def test_queue_that_is_full_says_when_to_come_back(server: Served) -> None:

@@ -41,7 +41,7 @@ def test_key_is_needed_but_for_what_tells_nothing(start_server: Start) -> None:
     for path in ("/v1/models", "/v1/nothing", "/tokenize", "/metrics", "/metrics%0a", "/health%0a"):
         answer = ask(server.url, path)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), path
-        assert answer.error["code"] == "invalid_api_key"
+        assert (answer.error["code"], answer.headers["x-should-retry"]) == ("invalid_api_key", "false")
     for wrong in ("Bearer", "Bearer third", "Basic first", "first", "Bearer first,second", "Bearer \xff"):
         assert ask(server.url, "/v1/models", headers={"Authorization": wrong}).status == 401, wrong
     for right in ("Bearer first", "bearer second"):
