@@ -40,6 +40,10 @@ MAY_FAIL: Final = ("open_weights", "load_again", "profile")
 """The calls that return why they failed. Where another call fails, so does the rank."""
 
 
+OF_ADAPTERS: Final = ("read_adapter", "drop_adapter", "load_adapter")
+"""The calls that the adapters of the loaded model answer."""
+
+
 def check_call(method: str) -> None:
     """Raise ConfigError for a name that is none of `CALLS`."""
     if method not in CALLS:

@@ -34,7 +34,7 @@ from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.worker.ahead import Ahead, collect_frozen, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
-from octavo.worker.calls import MAY_FAIL, STARTING, check_call
+from octavo.worker.calls import MAY_FAIL, OF_ADAPTERS, STARTING, check_call
 from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchingRunner
 from octavo.worker.loading import LoadedRank, RankParts
@@ -227,7 +227,7 @@ class Worker:
         self._check()
         try:
             with collector_paused() if method in STARTING else nullcontext():
-                return [getattr(self._loaded.adapters if method.endswith("_adapter") else self, method)(*arguments)]
+                return [getattr(self._loaded.adapters if method in OF_ADAPTERS else self, method)(*arguments)]
         except (CheckpointError, ConfigError, OSError) as error:
             if method not in MAY_FAIL:
                 raise
