@@ -260,15 +260,17 @@ class Schedules(RuleBasedStateMachine):
     def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
         group = self.core.scheduler.groups.get(request.request_id)
         if event == "abort":
-            if group is not None:
+            self._take_kept()  # nothing of it follows, neither its last output nor that of another one with its id
+            if request.request_id in self.core.scheduler.groups:
                 self.expected.pop(request.request_id)
             self.core.abort_requests([request.request_id])
         elif event == "stop" and group is not None and group.beams is None:
             self._stop(group, index)
         elif event == "resume" and group is not None:
-            self._take(self.core.scheduler.take_ended())
-            self.core.abort_requests([request.request_id])
-            self._resume(group)
+            self._take_kept()
+            if request.request_id in self.core.scheduler.groups:
+                self.core.abort_requests([request.request_id])
+                self._resume(group)
         elif event == "die" and self.source is None and self.recording is None:  # which are of one core
             self._die()
         elif event == "pin":
@@ -309,11 +311,16 @@ class Schedules(RuleBasedStateMachine):
 
     def _die(self) -> None:
         """The core dies with all steps in flight; another one, which knows nothing, gets what was running."""
-        self._take(self.core._kept + self.core.scheduler.take_ended())
+        self._take_kept()
         groups = list(self.core.scheduler.groups.values())
         self._start()
         for group in groups:
             self._resume(group)
+
+    def _take_kept(self) -> None:
+        """Take what the next step would return whatever it computes."""
+        kept, self.core._kept = self.core._kept + self.core.scheduler.take_ended(), []
+        self._take(kept)
 
     def _resume(self, group: SequenceGroup) -> None:
         name = group.request_id
