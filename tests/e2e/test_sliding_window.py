@@ -6,6 +6,7 @@ Blocks that are free, and the null block, are full of NaN from one step to the n
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -89,15 +90,30 @@ ALTERNATING_SIZES = [(OTHERS, 7, 4), (OTHERS, 16, 16)]
 alternating = pytest.mark.parametrize("windowed", ALTERNATING_SIZES, indirect=True, ids=["7 4", "16 16"])
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((ALL, *each) for each in SIZES),
-        *ALTERNATING_SIZES,
-        *(pytest.param((ALL, *each), marks=pytest.mark.long) for each in MORE_SIZES),
-    ],
-    ids=lambda param: f"{param[0][0]} {param[1]} {param[2]}",
-)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "recompute": {"preemption_mode": "recompute", "enable_prefix_caching": False},
+    "swap, prefixes, 3 in flight": {"preemption_mode": "swap", "max_steps_in_flight": 3},
+    "swap, 2 threads": {
+        "preemption_mode": "swap", "enable_prefix_caching": False, "threads": 2, "max_steps_in_flight": 2,
+    },
+    "prefixes, longer steps": {"preemption_mode": "recompute", "max_num_batched_tokens": 40, "enforce_eager": True},
+    "classic": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 160},
+}  # fmt: skip
+LONG = ("recompute", "swap, 2 threads")
+
+
+def each_way() -> Iterator[Any]:
+    """Every window with every way: with steps in flight each time, with the other two in turns, the rest long."""
+    windows = [*((ALL, *each) for each in SIZES), *ALTERNATING_SIZES, *((ALL, *each) for each in MORE_SIZES)]
+    turns = ["prefixes, longer steps", "classic"]
+    for place, window in enumerate(windows):
+        for name, options in OPTIONS.items():
+            is_long = window[1:] in MORE_SIZES or name in LONG or name == turns[place % 2]
+            label = f"{window[0][0]} {window[1]} {window[2]}-{name}"
+            yield pytest.param(window, options, id=label, marks=[pytest.mark.long] * is_long)
+
+
+@pytest.fixture(scope="module")
 def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model, its window, a block size, and the answers of an engine that keeps every block, one request at a time."""
     (family, own), window, block_size = request.param
@@ -115,20 +131,7 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return path, window, block_size, answers
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"preemption_mode": "recompute", "enable_prefix_caching": False}, marks=pytest.mark.long),
-        {"preemption_mode": "swap", "max_steps_in_flight": 3},
-        pytest.param(
-            {"preemption_mode": "swap", "enable_prefix_caching": False, "threads": 2, "max_steps_in_flight": 2},
-            marks=pytest.mark.long,
-        ),
-        {"preemption_mode": "recompute", "max_num_batched_tokens": 40, "enforce_eager": True},
-        {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 160},
-    ],
-    ids=["recompute", "swap, prefixes, 3 in flight", "swap, 2 threads", "prefixes, longer steps", "classic"],
-)
+@pytest.mark.parametrize(("windowed", "options"), [*each_way()], indirect=["windowed"])
 def test_any_schedule_in_the_least_blocks_gives_the_bits_of_all_blocks(windowed: Any, options: dict[str, Any]) -> None:
     path, window, block_size, answers = windowed
     chunk = options.get("max_num_batched_tokens", CHUNK)
