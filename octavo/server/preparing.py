@@ -148,9 +148,10 @@ class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True):
-    """What a helper process makes of a request: the request without its text, and its prompts."""
+    """What a helper process makes of a request: the request without its text as JSON, which has integers of any size,
+    as schemas of tools do, and its prompts."""
 
-    asked: msgspec.Raw
+    asked: bytes
     prompts: list[PreparedPrompt]
 
 
@@ -183,4 +184,4 @@ def prepared(asked: PromptBody, prompts: Sequence[Prompt], preparer: Preparer) -
                 error.args = (f"{error.field}: {error}",)
             raise
         done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids, prediction, media=media))
-    return _encode(Prepared(msgspec.Raw(_encode(asked.without_text())), done))
+    return _encode(Prepared(msgspec.json.encode(asked.without_text()), done))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from starlette.requests import Request
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import TemplateTooExpensive
 from octavo.engine.template_budget import RenderLimits
-from octavo.server.decode import RequestBody, decode, read_body
+from octavo.server.decode import RequestBody, decode, decoder, read_body
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.keys import sender_of
 from octavo.server.preparing import Prepared, Preparer, TextPolicy, TextSetup, TokensResponse
@@ -39,6 +38,8 @@ _TOKENS_BETWEEN_TURNS: Final = 64 << 10
 T = TypeVar("T", bound=RequestBody)
 P = TypeVar("P", bound=PromptBody)
 R = TypeVar("R")
+
+_decode: Final = msgspec.msgpack.Decoder(Prepared).decode
 
 
 def name_of(kind: type[RequestBody]) -> str:
@@ -70,9 +71,9 @@ class Texts:
         here = await self._here(pieces, kind, INLINE_BYTES, lambda asked: asked.prompts(self._preparer))
         if here is not None:
             return here
-        done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
+        done = _decode(await self._elsewhere(request, kind, pieces))
         take_features(request.scope, feature_bytes(each.media for each in done.prompts))
-        return _decoder(kind).decode(done.asked), await _prompts(done)
+        return decoder(kind).decode(done.asked), await _prompts(done)
 
     async def respond(self, request: Request, kind: type[TokensBody]) -> TokensResponse:
         """Return the response of an endpoint about tokens. Raises InvalidRequest or ApiError."""
@@ -101,11 +102,6 @@ class Texts:
         """Return a helper process's result for a body. The job ends when the client disconnects or the server stops."""
         async with self._open_requests.track(request.receive):
             return await self.pool.run(name_of(kind), pieces, sender_of(request.scope))
-
-
-@functools.cache
-def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)
 
 
 async def _prompts(done: Prepared) -> list[Prompt]:

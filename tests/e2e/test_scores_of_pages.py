@@ -50,8 +50,8 @@ def read(llm: LLM, kind: type[PairsRequest], **body: Any) -> list[Prompt]:
     asked = decode(json.dumps(body).encode(), kind)
     preparer = Preparer(llm.engine.input, TextPolicy())
     done = msgspec.msgpack.decode(prepared(asked, asked.prompts(preparer), preparer), type=Prepared)
-    assert b"base64" not in bytes(done.asked), "it is read, and does not go back"
-    assert msgspec.msgpack.decode(done.asked, type=kind).sides() == asked.sides()
+    assert b"base64" not in done.asked, "it is read, and does not go back"
+    assert msgspec.json.decode(done.asked, type=kind).sides() == asked.sides()
     return asyncio.run(_prompts(done))
 
 

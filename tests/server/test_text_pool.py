@@ -76,10 +76,17 @@ def test_a_conversation_comes_back_as_tokens_and_a_request_without_text(tmp_path
     result = with_pool(setup(tmp_path), lambda pool: pool.run(CHAT, chat))
     assert prompts_of(result) == [[BOS, *b"[user]hello", EOS, *b"[assistant]"]]
     raw = msgspec.msgpack.decode(result, type=Prepared).asked
-    asked = msgspec.msgpack.decode(raw, type=ChatCompletionRequest)
+    asked = msgspec.json.decode(raw, type=ChatCompletionRequest)
     assert (asked.temperature, asked.logit_bias, asked.stop) == (0.5, {3: 1.0}, "x")
     assert asked.chat_template_kwargs is None
     assert [message.content for message in asked.messages] == [""]
+
+
+def test_a_request_with_integers_beyond_64_bits_comes_back(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**64, "minimum": -(2**63) - 1}}}]
+    result = with_pool(setup(tmp_path), lambda pool: pool.run(CHAT, body(messages=MESSAGES, tools=tools)))
+    asked = msgspec.json.decode(msgspec.msgpack.decode(result, type=Prepared).asked, type=ChatCompletionRequest)
+    assert [tool.function.parameters for tool in asked.tools or ()] == [{"maximum": 2**64, "minimum": -(2**63) - 1}]
 
 
 def test_the_body_of_a_new_endpoint_needs_no_entry_anywhere(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ async def test_a_completion_with_a_suffix_is_a_prompt_to_fill_in(tmp_path: Path,
     asked, prompts = await prepared.read(request(body), CompletionRequest)
     behind = [260, *body["suffix"].encode(), 261]
     assert [prompt.token_ids for prompt in prompts] == [[259, *b"a", *behind], [259, *b"b", *behind]]
-    assert bool(asked.suffix) == (padding == 0)
+    assert asked.suffix == "c", "there is one, so that tokens behind a text that is filled in end the output"
     for fields, words in (
         ({"echo": True}, "cannot be combined with echo"),
         ({"prompt": [1, 2]}, "needs a prompt of text"),
@@ -360,6 +360,8 @@ async def test_other_files_of_an_editor_are_read_in_either_process(tmp_path: Pat
     file = [262, *b"tmp\n", *b"x" * padding]
     assert prompt.token_ids == [*file, 262, *b"tmp\ny", 262, *b"filename\n", 259, *b"a", 260, *b"b", 261]
     assert (asked.input_prefix, asked.input_extra is None) == (("", True) if padding else ("a", False))
+    with pytest.raises((InvalidRequest, ApiError), match="guided_regex: regex cannot be used"):
+        await prepared.read(request(body | {"guided_regex": "("}), InfillRequest)
 
 
 @pytest.mark.anyio

@@ -61,6 +61,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 
     def without_text(self) -> Self:
         kept = super().without_text()
+        if self.suffix:  # that there is one says at which tokens an output ends
+            return structs.replace(kept, suffix=self.suffix[0])
         return kept if self.prompt_embeds is None else structs.replace(kept, prompt="", prompt_embeds=None)
 
     def _filled_in(self, preparer: Preparer, prompt: str | list[int] | Prompt, suffix: str) -> Prompt:

@@ -70,8 +70,11 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
         return None if given is None or given < 0 else given
 
     def prompts(self, preparer: Preparer) -> list[Prompt]:
-        """Return the prompt. Raises InvalidRequest for a model that was not trained to fill in."""
+        """Return the prompt, and check the form of the text. Raises InvalidRequest, which it also does for a model that
+        was not trained to fill in."""
         tools, prefix = preparer.tools, self.input_prefix + self.prompt
+        tools.vectors.refuse_text()
+        self.check_form()
         tools.check_text_length(prefix, "input_prefix")
         tools.check_text_length(self.input_suffix, "input_suffix")
         prompt = fill_in_prompt(
