@@ -26,9 +26,10 @@ from octavo.core import processes
 from octavo.core.light_torch import import_meta_registrations, without_meta_registrations
 from octavo.core.processes import Process, end_now, spawn
 
-_SET_CHILD_SUBREAPER = 36
-"""The option of Linux's prctl by which orphans become children of the calling process."""
-_WARM = ("octavo.engine.core_process", "octavo.executor.rank_process", "octavo.server.text_process")
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+"""Options of Linux's prctl: the signal that this process gets when its parent ends; if orphans become its children."""
+_TEXT = "octavo.server.text_process"
+_WARM = ("octavo.engine.core_process", "octavo.executor.rank_process", _TEXT)
 SERVER = "octavo.__main__"
 """The module of the command line: it gets a source of its own, for what it starts."""
 _FIRST_FREE = 300
@@ -55,6 +56,8 @@ class WarmProcesses:
         self._lock = threading.Lock()
         self._control = control
         self._source: Process | None = None
+        # libraries read some of it as they are imported: not that of the test which happens to be first
+        self._environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start threads as it is imported
 
     def spawn(
         self, module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
@@ -75,18 +78,18 @@ class WarmProcesses:
     def fork(self, words: Sequence[str], descriptors: Sequence[int], numbers: Sequence[int]) -> Process:
         """Run a module, the first of its words, in a fork that has the descriptors under these numbers."""
         wanted = {"words": words, "numbers": numbers, "environment": dict(os.environ), "folder": os.getcwd()}
+        wanted["parent"] = os.getpid()
         with self._lock:
             control = self._control = self._control or self._start()
-            _adopt_orphans(True)
+            _control_process(_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(control, [json.dumps(wanted).encode()], descriptors)
                 pid = int(control.recv(100))
-            except (OSError, ValueError):  # an answer that comes later would be taken for that to the next request
-                self._control = None
-                control.close()
+            except BaseException:  # Ctrl-C too: the answer would be taken for that to the next request
+                self._drop()
                 raise
             finally:
-                _adopt_orphans(False)
+                _control_process(_SET_CHILD_SUBREAPER, 0)
         return _Adopted(pid, words)
 
     def _start(self) -> socket.socket:
@@ -99,7 +102,7 @@ class WarmProcesses:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd=Path(__file__).parents[2],
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy would start threads as it is imported
+                env=self._environment,
                 process_group=0,
             )
         return ours
@@ -110,9 +113,18 @@ class WarmProcesses:
             self._control.close()
             assert self._source.wait(60) == 0
 
+    def _drop(self) -> None:
+        """Take another process that forks from the next request on."""
+        if self._control is not None:
+            self._control.close()
+        if self._source is not None:
+            self._source.kill()
+            self._source.wait()
+        self._control = self._source = None
 
-def _adopt_orphans(is_on: bool) -> None:
-    assert ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0) == 0
+
+def _control_process(option: int, value: int) -> None:
+    assert ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0
 
 
 def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -125,6 +137,8 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         wanted: dict[str, Any] = json.loads(text)
         if wanted["words"][0] == SERVER:
             _import_a_server()
+        elif wanted["words"][0] == _TEXT:
+            import_meta_registrations()  # before transformers, which such a process imports where it reads images
         between = os.fork()
         if between:
             os.waitpid(between, 0)  # its child becomes one of the process that asks
@@ -159,12 +173,24 @@ def _become(wanted: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["folder"])
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [each for each in folders if each and each not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = words = wanted["words"]
     if words[0] == SERVER:
+        end_with_parent(wanted["parent"])
         _fork_what_a_server_starts()
     sys.modules.pop(words[0], None)  # it is run again, as the program
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent ends: nothing else stops the servers of a test run that was
+    killed. All other processes see that their sockets are closed.
+    """
+    _control_process(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        end_now(1)  # it has ended before
 
 
 def _import_a_server() -> None:

@@ -24,7 +24,7 @@ class WarmServer:
         self._process = source.fork(words, [descriptor] * 2, [1, 2])
         try:
             eventually(lambda: self._url() or self._process.poll() is not None)
-        except AssertionError:
+        except BaseException:  # Ctrl-C and a test's time limit too
             self._process.kill()  # nobody else knows of it
             raise
         self.url = self._url()

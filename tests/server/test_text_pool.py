@@ -135,7 +135,10 @@ async def test_sounds_and_form_types_beyond_ascii_are_read_by_the_workers_for_lo
 
 @pytest.mark.anyio
 async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
-    """One sender's long jobs take one worker after the other; a long job of another sender does not wait for them."""
+    """One sender's long jobs take one worker after the other; a long job of another sender does not wait for them.
+
+    There are many: the system may give either worker several times as much of a busy processor.
+    """
     long = [b'{"prompt":"', b"x" * (SHORT_JOB_BYTES + 1), b'"}']
     pool = TextPool(setup(tmp_path))
     order: list[str] = []
@@ -147,13 +150,13 @@ async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(t
     await asyncio.gather(run("", long, "a"), run("", long, "b"), run("", body(prompt="a"), "a"))
     order.clear()  # the workers have started: what follows takes as long as it computes
     await asyncio.gather(
-        *(run(f"long {number}", long, "a") for number in range(4)),
+        *(run(f"long {number}", long, "a") for number in range(8)),
         run("long of another", long, "b"),
         run("short", body(prompt="a"), "a"),
     )
-    assert [name for name in order if name.startswith("long ")][-1] == "long 3"
-    assert order.index("long of another") < order.index("long 2")
-    assert order.index("short") < order.index("long 2")
+    assert [name for name in order if name.startswith("long ")][-1] == "long 7"
+    assert order.index("long of another") < order.index("long 5")
+    assert order.index("short") < order.index("long 5")
 
 
 @pytest.mark.anyio
@@ -173,6 +176,9 @@ async def test_a_short_body_that_takes_long_leaves_the_worker_for_short_ones(
     short, long, _ = pool._lanes.values()
     asked = body(messages=batch)
     assert sum(map(len, asked)) < SHORT_JOB_BYTES
+    await pool.run(
+        COMPLETION, body(prompt="a")
+    )  # the first job of a new worker takes longer, above all on a busy machine
     done = msgspec.msgpack.decode(await pool.run(name_of(ChatBatchRequest), asked, "a"), type=Prepared)
     assert len(done.prompts) == len(batch)
     assert len(long.idle) == 1
