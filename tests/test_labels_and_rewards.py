@@ -47,6 +47,75 @@ def test_ranks_give_the_labels_of_the_privacy_filter_that_one_gives(tmp_path: Pa
     assert all((one == other).all() for one, other in zip(found, expected, strict=True))
 
 
+GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 130, "num_labels": 3}
+NEO = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8}
+
+
+def _long(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("GPT2ForTokenClassification", GPT2),
+        ("EuroBertForSequenceClassification", {"classifier_pooling": "late"}),
+        _long("EuroBertForSequenceClassification", {"classifier_pooling": "bos"}),
+        _long("EuroBertForSequenceClassification", {"classifier_pooling": "mean"}),
+        _long("EuroBertForTokenClassification", {}),
+        _long("ModernBertForSequenceClassification", {"classifier_activation": "silu", "local_attention": 16}),
+        _long("ModernBertForTokenClassification", {"classifier_activation": "silu", "local_attention": 16}),
+        _long("DistilBertForTokenClassification", {"n_layers": 2, "n_heads": 4, "dim": 64, "hidden_dim": 96}),
+        _long("RobertaForTokenClassification", {}),
+        _long("GteForTokenClassification", {"type_vocab_size": 2}),
+        _long("GPT2ForSequenceClassification", GPT2),
+        _long("GPTBigCodeForTokenClassification", GPT2),
+        _long("GPTNeoForTokenClassification", NEO),
+        _long("GPTNeoXForTokenClassification", {}),
+        _long("FalconForTokenClassification", {}),
+        _long("BloomForTokenClassification", {}),
+        _long("MptForTokenClassification", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 130}),
+    ],
+)
+def test_labels_by_a_layer_of_another_name(tmp_path: Path, name: str, own: dict[str, Any]) -> None:
+    """Decoders of transformers store it as `score` or `classifier`; EuroBERT has a dense layer before it."""
+    model = save(tmp_path, name, **{"num_labels": 3} | own)
+    edit_config(tmp_path, bos_token_id=1, eos_token_id=2)
+    task = "token_classify" if "Token" in name else "classify"
+    with LLM(str(tmp_path)) as llm:
+        together = llm.encode(TEXTS, pooling_task=task)
+        for output in together:
+            with torch.inference_mode():
+                want = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0].softmax(-1)
+            np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
+        alone = [llm.encode(text, pooling_task=task)[0].outputs.data for text in TEXTS]
+        assert all((one == output.outputs.data).all() for one, output in zip(alone, together, strict=True))
+
+
+@pytest.mark.long
+def test_labels_of_gpt2_are_the_same_in_pieces(tmp_path: Path) -> None:
+    save(tmp_path, "GPT2ForSequenceClassification", **GPT2)
+    edit_config(tmp_path, bos_token_id=1, eos_token_id=2)
+    with LLM(str(tmp_path)) as llm:
+        expected = [output.outputs for output in llm.classify(TEXTS)]
+    with LLM(str(tmp_path), max_num_batched_tokens=24, max_num_seqs=4) as llm:
+        assert [output.outputs for output in llm.classify(TEXTS)] == expected
+
+
+def test_ways_to_score_and_widths_that_are_not_implemented_are_named(tmp_path: Path) -> None:
+    euro = {"architectures": ["EuroBertForSequenceClassification"], "model_type": "eurobert", "hidden_size": 8}
+    cases = [
+        (euro | {"classifier_pooling": "first"}, 'classifier_pooling is "first", expected "bos" or "mean" or "late"'),
+        (
+            {"architectures": ["OPTModel"], "model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 32},
+            "word_embed_proj_dim is 32, expected 64",
+        ),
+    ]
+    for config, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            pooling_config(EngineArgs(model=str(tmp_path)), Checkpoint(tmp_path, config))
+
+
 def test_rewards_of_internlm_2_have_a_head_of_its_own_name(tmp_path: Path) -> None:
     model, head = save(tmp_path, "LlamaModel", num_key_value_heads=2), torch.randn(1, 64) / 8
     stored = {name.replace("embed_tokens", "tok_embeddings"): each for name, each in model.state_dict().items()}

@@ -94,3 +94,7 @@ def test_bge_m3_makes_vectors_and_weights_of_tokens_beside_the_vector(tmp_path: 
             for task, expected in (("token_embed", rows), ("token_classify", weights)):
                 (found,) = llm.encode(text, pooling_task=task)
                 np.testing.assert_allclose(found.outputs.data, expected.numpy(), rtol=1e-5, atol=1e-5)
+        (plain,) = llm.encode(DOCUMENTS[0], pooling_task="token_classify")
+    with LLM(str(tmp_path), hf_overrides={"architectures": ["BgeM3EmbeddingModel"]}) as llm:  # the name in vLLM
+        (named,) = llm.encode(DOCUMENTS[0], pooling_task="token_classify")
+    assert (named.outputs.data == plain.outputs.data).all()

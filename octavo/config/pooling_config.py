@@ -97,15 +97,16 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str = EMBED
     modes: tuple[str, ...] = ("lasttoken",)
-    """Names in `MODES`; where there are several, their vectors stand side by side."""
+    """Names in `MODES`; where there are several, their vectors stand side by side. "scores" alone takes the mean of the
+    scores of all tokens."""
     is_causal: bool = True
     normalize: bool = False
     dense: tuple[DenseModule, ...] = ()
     labels: tuple[str, ...] = ()
     """The names of the scores."""
     head: str = "classifier"
-    """The layers that make scores: "classifier", "token" (one linear layer), "reward" (two), "value" or "lm_head" (one
-    without a bias, stored as `v_head` or `lm_head`)."""
+    """The layers that make scores: "classifier", "token" (one linear layer), "reward" or "dense" (two), "value" or
+    "lm_head" (one without a bias, stored as `v_head` or `lm_head`)."""
     activation: str = "identity"
     """The activation of scores: "sigmoid", "softmax" or "identity"."""
     step_token_id: int | None = None

@@ -136,6 +136,10 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
     found = msgspec.structs.replace(found, **_HEADS[head])
     if c.values.get("model_type") == "modernbert" and found.task == CLASSIFY:
         found = msgspec.structs.replace(found, modes=(c.expect("classifier_pooling", "cls", "mean"),))
+    if c.values.get("model_type") == "eurobert" and found.task == CLASSIFY:
+        modes = {"bos": "cls", "mean": "mean", "late": "scores"}
+        mode = modes[c.expect("classifier_pooling", *modes, default="late")]
+        found = msgspec.structs.replace(found, head="dense", modes=(mode,))
     if head == _ALIGNER:
         return msgspec.structs.replace(found, labels=tuple(map(str, range(c.positive(_ALIGNER)))))
     if _is_of_nvidia(c):  # whose code divides scores by it
@@ -159,7 +163,9 @@ def _judge(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
 
 def _vectors(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     """Return the config of a model that makes vectors."""
-    width = c.positive("hidden_size")
+    width = c.positive("n_embd" if "n_embd" in c.values else "hidden_size")  # of GPT-2 and its relatives
+    if c.values.get("model_type") == "opt":  # whose states are projected before the head alone
+        c.expect("word_embed_proj_dim", width, default=width)
     if c.values.get("model_type") == EMBEDDING_GEMMA:
         width = c.positive("embedding_dim", 768)
     if media_family(_architecture(c)).is_dual:

@@ -10,6 +10,7 @@ from octavo.config.section import Section
 SAME: Final = {
     "AquilaModel": ("AquilaForCausalLM", "aquila"),
     "BaiChuanForCausalLM": ("BaichuanForCausalLM", "baichuan"),
+    "BgeM3EmbeddingModel": ("XLMRobertaModel", "xlm-roberta"),
     "ChatGLMForConditionalGeneration": ("ChatGLMForCausalLM", "chatglm"),
     "ChatGLMModel": ("ChatGLMForCausalLM", "chatglm"),
     "HCXVisionV2ForCausalLM": ("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2"),

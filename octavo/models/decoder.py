@@ -27,6 +27,8 @@ from octavo.ops.registry import Ops
 
 _STORED: Final = {"lm_head": "lm_head", "value": "v_head"}
 """Names of heads of labels where they are stored under others."""
+_CLASSIFIERS: Final = {"dense": "score.2.", "token": "score."}
+"""The layer of labels that families may store as `classifier`, by the head."""
 PROOF_BLOCK_SIZE: Final = 16
 """Tokens per block of the caches of a proof."""
 LAYER_NUMBER: Final = re.compile("[0-9]{1,9}")
@@ -257,6 +259,10 @@ class DecoderStack(nn.Module):
         self.score = ColumnLinear(size, num_labels, Mesh(), bias=head not in ("classifier", *_STORED))
         if head in _STORED:
             self.__dict__["RENAMED"] = {**self.RENAMED, "score": _STORED[head]}
+        if head in _CLASSIFIERS:
+            self.__dict__["NAMES"] = {r"^dense\.": "score.0.", r"^classifier\.": _CLASSIFIERS[head], **self.NAMES}
+        if head == "dense":
+            self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.GELU(), self.score)
         if head == "reward":
             self.score = nn.Sequential(ColumnLinear(size, size, Mesh(), bias=True), nn.ReLU(), self.score)
 

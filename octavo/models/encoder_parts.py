@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
@@ -23,6 +24,9 @@ from octavo.layers.rope import Rope
 from octavo.models.blocks import GatedLayer, GatedMLP, RotaryAttention
 from octavo.models.config import KINDS, DecoderConfig, even_share
 from octavo.models.ropes import read_rope
+
+_PLAIN: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": functional.silu, "tanh": torch.tanh}
+"""Functions of heads that are no operators, by their names in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ class ClassifierHead(LabelHead):
     def __init__(self, c: EncoderConfig, num_labels: int) -> None:
         super().__init__(c, num_labels)
         self.dense = ColumnLinear(c.hidden_size, c.hidden_size, Mesh(), bias=c.head_bias)
-        self._act = torch.tanh if c.head_function == "tanh" else activation(c.head_function)
+        self._act = _PLAIN[c.head_function] if c.head_function in _PLAIN else activation(c.head_function)
         self.norm = c.norm(c.hidden_size, c.norm_eps) if c.is_head_normed else None
 
     def forward(self, x: Tensor) -> Tensor:

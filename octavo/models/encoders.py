@@ -331,7 +331,7 @@ class ModernBertModel(Encoder):
             activation=c.expect("hidden_activation", "gelu"),
             windows=windows if any(windows) else (),
             layer=PreNormLayer,
-            head_function=c.expect("classifier_activation", *OPERATOR_OF, default="gelu"),
+            head_function=c.expect("classifier_activation", *OPERATOR_OF, "silu", default="gelu"),
             head_bias=c.bool("classifier_bias", False),
             is_head_normed=True,
         )

@@ -128,8 +128,11 @@ class Pooler:
             logits = logits_of_all(share, self._mesh, self._model.config.vocab_size)[0]
             true, *false = (logits[token_id] for token_id in self._config.token_ids)
             return (true - false[0] if false else true)[None]
-        x = self._picked(hidden, task).to(hidden.dtype)
         assert self._model.score is not None, "a classifier has scores"
+        if task == CLASSIFY and self._config.modes == ("scores",):
+            of_tokens: Tensor = self._model.score(hidden)
+            return of_tokens.float().mean(0)
+        x = self._picked(hidden, task).to(hidden.dtype)
         scores: Tensor = self._model.score(x if task == TOKEN_CLASSIFY else x[None])
         return (scores if task == TOKEN_CLASSIFY else scores[0]).float()
 

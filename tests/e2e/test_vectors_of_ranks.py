@@ -39,6 +39,12 @@ KINDS: Final[dict[str, tuple[Callable[[Path], object], Callable[[LLM], list[Any]
         lambda llm: llm.classify(TEXTS),
         {},
     ),
+    # of a family that stores it under another name
+    "rows of labels": (
+        lambda folder: save(folder, "GPT2ForTokenClassification", n_embd=64, n_layer=2, n_head=4, num_labels=3),
+        lambda llm: llm.encode(TEXTS),
+        {},
+    ),
     "judge": (_judge, lambda llm: llm.score(TEXTS[0], TEXTS), {"convert": "classify"}),
     "encoder": (
         lambda folder: save(folder, "BertForSequenceClassification", num_labels=3),
@@ -53,6 +59,7 @@ KINDS: Final[dict[str, tuple[Callable[[Path], object], Callable[[LLM], list[Any]
     [
         *[(kind, *ranks) for kind in ("vectors", "labels", "judge") for ranks in ((2, 1), (1, 2), (2, 2))],
         *[("rows", 2, 2), ("encoder", 2, 1)],
+        pytest.param("rows of labels", 2, 2, marks=pytest.mark.long),
     ],
 )
 def test_ranks_make_the_bits_of_one(kind: str, tensor: int, pipeline: int, tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_ranks_make_the_bits_of_one(kind: str, tensor: int, pipeline: int, tmp_p
         expected = [output.outputs for output in ask(llm)]
     with llm_of_ranks(tmp_path, tensor, pipeline, **arguments) as llm:
         found = [output.outputs for output in ask(llm)]
-    if kind == "rows":
+    if kind.startswith("rows"):
         assert all(np.array_equal(a.data, b.data) for a, b in zip(found, expected, strict=True))
     else:
         assert found == expected
