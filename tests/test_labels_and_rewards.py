@@ -144,6 +144,23 @@ def test_rewards_of_internlm_2_have_a_head_of_its_own_name(tmp_path: Path) -> No
             np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("more", "activation"),
+    [
+        ({}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+    ],
+)
+def test_numbers_that_a_classifier_was_trained_for_have_no_bounds(
+    tmp_path: Path, more: dict[str, Any], activation: str
+) -> None:
+    values = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "hidden_size": 8}
+    c = Checkpoint(tmp_path, values | {"num_labels": 1, "problem_type": "regression"} | more)
+    found = pooling_config(EngineArgs(model=str(tmp_path)), c)
+    assert found is not None
+    assert found.activation == activation
+
+
 def test_rewards_of_jamba_have_no_bounds(tmp_path: Path) -> None:
     c = Checkpoint(tmp_path, {"architectures": ["JambaForSequenceClassification"], "hidden_size": 8, "num_labels": 1})
     found = pooling_config(EngineArgs(model=str(tmp_path)), c)

@@ -234,9 +234,11 @@ def _classifier(c: Checkpoint, found: PoolingConfig) -> PoolingConfig:
     path = None if stated is None else stated.values.get("activation_fn")
     path = path or c.values.get("sbert_ce_default_activation_function")
     activation = "sigmoid" if num_labels == 1 else "softmax"
-    if c.values.get("problem_type") == "multi_label_classification":
+    kind = c.values.get("problem_type")
+    if kind == "multi_label_classification":
         activation = "sigmoid"
-    if _architecture(c) == "JambaForSequenceClassification":  # a reward, which has no bounds
+    # numbers and rewards have no bounds
+    if kind == "regression" or _architecture(c) == "JambaForSequenceClassification":
         activation = "identity"
     if path is not None:
         where = c.origin("sentence_transformers", "sbert_ce_default_activation_function")
