@@ -37,11 +37,12 @@ class AlignedHelp:
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         if description:
             lines = _text(description).splitlines()
-            _write(console, "\n".join(textwrap.fill(line, console.width) for line in lines) + "\n")
+            filled = (textwrap.fill(line, console.width, break_on_hyphens=False) for line in lines)
+            _write(console, "\n".join(filled) + "\n")
 
 
 def _entry_text(entry: HelpEntry, left: int, width: int) -> str:
-    lines = textwrap.wrap(meaning(entry), max(20, width - left - 1)) or [""]
+    lines = textwrap.wrap(meaning(entry), max(20, width - left - 1), break_on_hyphens=False) or [""]
     shown = f"  {names(entry)}".ljust(left)
     if len(shown) > left:
         return "\n".join([shown, *(" " * left + line for line in lines)])

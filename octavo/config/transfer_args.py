@@ -36,7 +36,9 @@ class TransferArgs(ArgumentGroup, heading="Disaggregated prefill, and KV that is
         None, "Run one engine, without HTTP, for `octavo proxy` on this or another machine."
     )
     kv_host: str = arg(
-        "127.0.0.1", "Address at which an engine with a role gives KV blocks to others; 0.0.0.0 is every one."
+        "127.0.0.1",
+        "Address at which an engine with a role gives KV blocks to others; 0.0.0.0 is every one. Where --host is no "
+        "loopback address, that one by default.",
     )
     kv_port: int = arg(0, "Port at kv_host; 0 takes a free one.", ge=0, le=65535)
     kv_lease_s: float = arg(

@@ -112,6 +112,7 @@ def test_help_fits_a_narrow_terminal(arguments: list[str], monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "50")
     lines = command(*arguments, "--help").out.splitlines()
     assert [line for line in lines if len(line) > 50 and " " in line.strip()] == []
+    assert [line for line in lines if line.endswith("-")] == [], "a flag is cut, such as --ssl-"
     assert sum(len(line) for line in lines) > 15 * len(lines), "the column of names leaves no room for their meaning"
 
 

@@ -9,6 +9,7 @@ import { startTokenCard } from "./tokens.js";
 /** Return the property by which a button of a turn keeps the focus when the log is made anew. */
 const keyed = (name, index) => ({ "data-key": `${name}-${index}` });
 const KEPT = "octavo-conversations-1"; // change the number when the fields of turns change
+const SHOWS_TOKENS = "octavo-shows-tokens";
 const HELD_MS = 1000; // without a token for so long, the page asks (again) whether the engine is paused
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
@@ -302,7 +303,9 @@ export function startPlayground(settings, modelOf) {
   });
   addEventListener("keydown", (event) => event.key === "Escape" && byId("token-card").hidden && !byId("key-dialog").open && stop());
   byId("stop").onclick = stop;
+  byId("show-tokens").checked = sessionStorage.getItem(SHOWS_TOKENS) === "true"; // what the browser restores may differ
   byId("show-tokens").onchange = () => {
+    sessionStorage.setItem(SHOWS_TOKENS, byId("show-tokens").checked);
     render(...turns().filter((turn) => turn.versions || turn.prompt));
     const isLate = byId("show-tokens").checked && turns().some((turn) => turn.versions && !turn.versions[turn.chosen].tokens.length);
     say(isLate ? "tokens are shown from the next answer on" : "");
@@ -323,7 +326,10 @@ export function startPlayground(settings, modelOf) {
       images.allow(mode === "chat" && readsImages);
     },
     setMode(name) {
-      if (name !== mode) removal = null;
+      if (name !== mode) {
+        removal = null;
+        if (!running) say(""); // it was about the other view
+      }
       mode = name;
       images.allow(mode === "chat" && readsImages);
       byId("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";

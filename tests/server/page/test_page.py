@@ -127,14 +127,26 @@ def test_a_conversation_and_settings_outlive_a_reload_which_stops_an_answer(page
     for field, value in (("form-kind", "choice"), ("field-form", "yes"), ("system", "Be brief.")):
         found = f"document.getElementById('{field}')"
         page.run(f"{found}.value = '{value}'; {found}.dispatchEvent(new Event('input', {{ bubbles: true }}))")
+    page.click("#show-tokens")
     page.run("window.old = true")
     page.send("Page.reload")
     page.wait("!window.old && document.querySelectorAll('.turn').length === 4")
+    assert page.run("document.getElementById('show-tokens').checked")
     assert page.run(values) == ["choice", "yes", "Be brief."]
     assert not page.run("document.getElementById('field-form').closest('.field').hidden")
     assert "stopped" in page.run(SUMMARY)
     assert page.run("document.querySelectorAll('.assistant .text')[1].textContent") == SENTENCE[:5]
     assert page.run("document.getElementById('stop').hidden")
+
+
+def test_a_message_about_a_conversation_does_not_stay_in_the_other_view(page: Browser) -> None:
+    send(page, "first")
+    page.wait(SUMMARY)
+    page.click("#show-tokens")
+    assert page.run("document.getElementById('status').textContent") == "tokens are shown from the next answer on"
+    page.click("nav a", "Completion")
+    assert page.wait("document.querySelector('.empty')?.textContent") == "Write a text to continue."
+    assert page.run("document.getElementById('status').textContent") == ""
 
 
 STREAM = """(() => {
