@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from os.path import expanduser
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 from textwrap import fill
 
@@ -100,6 +100,7 @@ def _without_weights(args: EngineArgs) -> EngineArgs:
 
     The weights of a model on a hub are not fetched.
     """
-    path = Path(expanduser(args.model))
-    are_here = args.model == BUILTIN_MODEL or path.is_file() or any(any(path.glob(files)) for files in _WEIGHTS)
+    place = expanduser(args.model)
+    has_weights = isdir(place) and any(any(Path(place).glob(files)) for files in _WEIGHTS)
+    are_here = args.model == BUILTIN_MODEL or isfile(place) or has_weights
     return args if are_here else dataclasses.replace(args, load_format="dummy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from os.path import expanduser
+from os.path import exists, expanduser, isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +36,8 @@ def run(
     model_or_prompt: Annotated[
         str | None,
         Parameter(
-            help="The model when a prompt follows: a hub name, a directory or octavo-tiny. Else the text to continue.",
+            help="The model when a prompt follows: a hub name, a directory, a GGUF file or octavo-tiny. Else the text "
+            "to continue.",
             group=heading("Prompt"),
         ),
     ] = None,
@@ -87,20 +88,25 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
             "words into quotes",
             field="model",
         )
-    if _is_surely_a_model(first) or is_hub_name(first) or Path(expanduser(first)).exists():
+    if _is_surely_a_model(first) or is_hub_name(first) or exists(expanduser(first)):
         return first, prompt
     raise InvalidRequest(
-        f"{first!r} before the prompt names no model (a hub name, a directory or {BUILTIN_MODEL}); put a prompt of "
-        "several words into quotes",
+        f"{first!r} before the prompt names no model (a hub name, a directory, a GGUF file or {BUILTIN_MODEL}); put a "
+        "prompt of several words into quotes",
         field="model",
     )
 
 
 def _is_surely_a_model(word: str) -> bool:
     """Return whether a word can only be a model, not a text to continue."""
-    path = Path(expanduser(word))
-    is_directory = (path / CONFIG).is_file() or is_native(path)
-    return word == BUILTIN_MODEL or is_directory or is_short_name(word) or ("/" in word and is_hub_name(word))
+    place = expanduser(word)
+    # of os.path, because those of Path raise OSError for a text that is longer than names of files
+    is_here = (isdir(place) and _has_model(Path(place))) or (place.endswith(".gguf") and isfile(place))
+    return word == BUILTIN_MODEL or is_here or is_short_name(word) or ("/" in word and is_hub_name(word))
+
+
+def _has_model(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() or is_native(folder) or any(folder.glob("*.gguf"))
 
 
 def _standard_input(model: str) -> str:

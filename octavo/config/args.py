@@ -32,8 +32,8 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
 
     model: str = arg(
         BUILTIN_MODEL,
-        "Hub name, short name (qwen3:0.6b) or directory of the model; octavo-tiny is the demonstration model that "
-        "ships with the package.",
+        "Hub name, short name (qwen3:0.6b), directory or GGUF file of the model; octavo-tiny is the demonstration "
+        "model that ships with the package.",
     )
     tokenizer: str | None = arg(
         None,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import EXIT_ERROR, main
-from octavo.cli.run import _write_one, _write_several
+from octavo.cli.run import _model_and_prompt, _write_one, _write_several
 from octavo.config.args import EngineArgs
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -77,6 +77,23 @@ def test_the_first_of_two_words_is_the_model(tiny_model: str, command: Command) 
 def test_a_word_that_names_a_model_is_none(tiny_model: str, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
     assert command("run", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4").out.startswith("abc")
+
+
+def test_a_file_or_folder_of_gguf_alone_is_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for model in (tmp_path / "m.gguf", tmp_path):
+        assert "m.gguf: truncated or damaged" in command("run", str(model), code=EXIT_ERROR).err
+
+
+def test_a_prompt_may_be_longer_than_a_name_of_a_file(command: Command) -> None:
+    text = "a b " * 100
+    assert _model_and_prompt(text, None, None) == (None, text)
+    said = command("run", text, "abc", code=EXIT_ERROR).err
+    assert "before the prompt names no model (a hub name, a directory, a GGUF file or octavo-tiny)" in said
+    assert "cannot be looked for (File name too long)" in command("explain", "a" * 300, code=EXIT_ERROR).err
 
 
 def test_beside_a_named_model_every_word_is_the_prompt(tiny_model: str, command: Command) -> None:
