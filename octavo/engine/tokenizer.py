@@ -168,8 +168,7 @@ class Tokenizer:
         self, texts: Sequence[str], most: int | None, add_special: bool = True, side: str = "right"
     ) -> tuple[list[int], int]:
         """Return the token ids of a text or a pair with all special tokens, and where tokens of type 1 begin; 0 where
-        there are none. most: tokens that are kept of it, special ones included; the others are cut off on a
-        side of the longer text."""
+        there are none. most: tokens that are kept of it, with special ones; the longer text is cut first, on a side."""
         single = len(texts) == 1
         if self._add_bos is not None and single:
             ids = self.encode(texts[0], add_special)
@@ -182,14 +181,18 @@ class Tokenizer:
             return ([*ids[: most - num_last], *ids[len(ids) - num_last :]] if most else ids), 0
         given = texts[0] if single else (texts[0], texts[1])
         [whole] = self._backend.encode_batch([given], add_special_tokens=add_special)
-        if most is not None and len(whole.ids) > most:
-            parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
-            room = most - self._backend.num_special_tokens_to_add(not single) * add_special
-            for part, length in zip(parts, _shares([len(part.ids) for part in parts], max(0, room)), strict=True):
-                part.truncate(length, direction=side)
-            whole = self._backend.post_process(parts[0], None if single else parts[1], add_special)
+        ids, types = whole.ids, whole.type_ids
+        if most is not None and len(ids) > most:
+            own = [place for place, is_special in enumerate(whole.special_tokens_mask) if not is_special]
+            first = len(own) if single else len(self._backend.encode(texts[0], add_special_tokens=False).ids)
+            parts = [own] if single else [own[:first], own[first:]]
+            shares = _shares([*map(len, parts)], max(0, most - len(ids) + len(own)))
+            cut: set[int] = set()  # not by `truncate` of tokenizers: it makes each pair of the pieces that it cuts off
+            for part, share in zip(parts, shares, strict=True):
+                cut.update(part[: len(part) - share] if side == "left" else part[share:])
+            ids, types = ([value for place, value in enumerate(values) if place not in cut] for values in (ids, types))
         has_types = "token_type_ids" in self.config.get("model_input_names", ("token_type_ids",))
-        return whole.ids, whole.type_ids.index(1) if has_types and 1 in whole.type_ids else 0
+        return ids, types.index(1) if has_types and 1 in types else 0
 
     def _encode_cut(self, text: str, add_special_tokens: bool, cuts: Sequence[int]) -> list[int]:
         first, *others = (text[start:end] for start, end in pairwise((0, *cuts, len(text))))

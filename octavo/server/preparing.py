@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -120,13 +121,37 @@ class Preparer:
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
         leaves_out = self.policy.exclude_tools_when_tool_choice_none and getattr(asked, "tool_choice", None) == "none"
         given: list[Tool] | None = getattr(asked, "tools", None)
+        num_given = len(messages)
         if given and not leaves_out:
             messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in given])
             options = msgspec.structs.replace(options, tools=tools)
-        prompt = self.tools.render_chat(messages, options, self.limits)
+        prompt = self._counted(messages, options, len(messages) - num_given)
         if asked.add_special_tokens is None:
             return prompt
         return msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)
+
+    def _counted(self, messages: list[dict[str, Any]], options: ChatOptions, num_before: int) -> Prompt:
+        """Return the prompt of a conversation; errors and places of images count messages as the client does, without
+        the first `num_before`, which describe tools. Raises InvalidRequest."""
+        try:
+            prompt = self.tools.render_chat(messages, options, self.limits)
+        except InvalidRequest as error:
+            if num_before:
+                error.args = (_later(str(error), num_before),)
+                error.field = None if error.field is None else _later(error.field, num_before)
+            raise
+        if not num_before or not prompt.media_places:
+            return prompt
+        places = {kind: [_later(each, num_before) for each in found] for kind, found in prompt.media_places.items()}
+        return msgspec.structs.replace(prompt, media_places=places)
+
+
+def _later(text: str, num_before: int) -> str:
+    """Return a text about messages for a reader who does not have the first `num_before` of them."""
+    return _MESSAGE.sub(lambda found: f"messages[{max(0, int(found[1]) - num_before)}]", text)
+
+
+_MESSAGE: Final = re.compile(r"\bmessages\[(\d+)\]")
 
 
 class TokensResponse(msgspec.Struct, frozen=True, array_like=True):

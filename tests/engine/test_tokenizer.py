@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import tokenizers
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
 from tests.fakes.byte_tokenizer import BOS, EOS, USER, byte_tokenizer, piece_tokenizer, write_byte_tokenizer
+from tests.fakes.vector_models import write_tokenizer
 
 
 def test_ids_of_a_text_decode_to_the_text(tmp_path: Path) -> None:
@@ -24,6 +26,19 @@ def test_ids_of_a_text_decode_to_the_text(tmp_path: Path) -> None:
 def test_long_text_has_the_ids_of_its_bytes(tmp_path: Path) -> None:
     text = "abc " * LONG_TEXT_CHARS
     assert byte_tokenizer(tmp_path).encode(text) == list(text.encode())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_long_pair_is_cut_in_little_time(tmp_path: Path, side: str) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.open(tmp_path)
+    first, second = [*range(4, 100)] * 5, [*range(99, 3, -1)] * 5
+    texts = [" ".join(f"w{token - 4}" for token in ids) for ids in (first, second)]
+    begin = time.process_time()
+    ids, second_start = tokenizer.encode_whole(texts, 5, side=side)
+    assert time.process_time() - begin < 1
+    place = 0 if side == "right" else -1
+    assert (ids, second_start) == ([1, first[place], 2, second[place], 2], 3)
 
 
 def test_bos_is_added_once_where_the_config_asks_for_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from octavo.config.pooling_config import LateInteraction, PoolingConfig
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
+from octavo.server.decode import decode
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.preparing import Preparer, TextPolicy, TextSetup
 from octavo.server.schema.chat import ChatCompletionRequest
@@ -328,6 +329,20 @@ async def test_tools_that_may_not_be_called_are_in_the_prompt_unless_the_server_
                 _, [prompt] = await prepared.read(request({**body, "tool_choice": choice}), kind)
                 is_none = choice in ("none", none)
                 assert ("look_up" in (prompt.text or "")) != (excludes and is_none)
+
+
+def test_messages_are_counted_without_the_one_that_describes_tools(tmp_path: Path) -> None:
+    preparer = texts(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")._preparer
+    url, source = "data:image/png;base64,AAAA", {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    function: dict[str, Any] = {"name": "f", "parameters": {}}
+    for kind, part, tool in (
+        (ChatCompletionRequest, {"type": "image_url", "image_url": {"url": url}}, {"function": function}),
+        (MessagesRequest, {"type": "image", "source": source}, {"name": "f", "input_schema": {"type": "object"}}),
+    ):
+        body = {"messages": [{"role": "user", "content": [part]}], "tools": [tool], "max_tokens": 1}
+        with pytest.raises(InvalidRequest, match="is an image, and this model reads text alone") as caught:
+            decode(json.dumps(body).encode(), kind).prompts(preparer)
+        assert caught.value.field == "messages[0].content[0]"
 
 
 @pytest.mark.anyio
