@@ -121,9 +121,9 @@ def logits_of(
 
 
 def generated(model: Any, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
-    """Tokens and logits of two prompts, one computed in two chunks, and of five decode steps."""
+    """Tokens and logits of two prompts, one computed in two chunks, and of two decode steps, one beginning a block."""
     run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
     run.step([(streams[0], 3), (streams[1], 9)])
     run.step([(streams[1], 12)])
-    run.decode(streams, 5)
+    run.decode(streams, 2)
     return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])
