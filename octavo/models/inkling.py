@@ -82,15 +82,12 @@ class ProfiledScores(CachedLayer):
         self._window = window = c.window_of(layer)
         self._scale, self._growth = 1 / c.heads_of(layer).dim, None if window else c.growth
         self.proj = nn.Parameter(torch.empty(c.rank, window or c.extent), requires_grad=False)
-        self._count = c.max_positions
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
         if self._growth is not None:
-            self._factors = binding.once("growth", partial(self._table, *self._growth)).to(binding.device)
-
-    def _table(self, floor: int, alpha: float) -> Tensor:
-        return 1.0 + alpha * torch.log((torch.arange(1, self._count + 1).float() / floor).clamp(min=1.0))
+            made = binding.once("growth", partial(_growth, *self._growth, binding.max_positions))
+            self._factors = made.to(binding.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, batch: ModelInput) -> Tensor:
         """q [tokens, heads, dim], k and v [tokens, kv_heads, dim], factors [tokens, heads, rank] → [tokens, heads ·
@@ -101,6 +98,10 @@ class ProfiledScores(CachedLayer):
         cache, rows = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
         profiled = factors, self.proj
         return self.ops.relative_attention(q, (k, v), profiled, cache, rows, self._scale, self._window).flatten(1)
+
+
+def _growth(floor: int, alpha: float, count: int) -> Tensor:
+    return 1.0 + alpha * torch.log((torch.arange(1, count + 1).float() / floor).clamp(min=1.0))
 
 
 class InklingAttention(nn.Module):

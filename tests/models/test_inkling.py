@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from octavo.ops.recurrent import TokenRows
+from octavo.ops.registry import bind
 from octavo.ops.relative import relative_attention
 from octavo.ops.stored_rows import example_rows
 from tests.fakes.checkpoints import edit_config, load_oracle, make_checkpoint
@@ -67,6 +69,14 @@ def test_prediction_layers_and_encoders_are_left_out(tmp_path: Path) -> None:
     expected, tensors = generate(path), load_file(path / "model.safetensors")
     save_file({**tensors, "model.mtp.layers.0.norm.weight": torch.ones(32)}, path / "model.safetensors")
     assert generate(path).token_ids == expected.token_ids
+
+
+def test_the_growth_of_queries_is_computed_for_positions_that_are_served(tmp_path: Path) -> None:
+    path = make_checkpoint("inkling", tmp_path)
+    edit_text(path, max_position_embeddings=2**31 - 1)
+    opened = LoadedModel.open(Checkpoint.open(path), Mesh.single(), torch.float32)
+    layer: Any = opened.load(bind(), ReferenceBackend(), max_positions=40).layers["1"]
+    assert len(layer.self_attn.rel_logits_proj._factors) == 40
 
 
 @pytest.mark.parametrize("window", [None, 9])
