@@ -21,7 +21,7 @@ from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import CHUNK, LONGEST, CudaBackend
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.worker.packed_arrays import sent
+from octavo.worker.packed_arrays import copy_to_device
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.devices.cuda.test_engine import generate
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -61,7 +61,7 @@ def packed(step: ModelInput) -> ModelInput:
     (group,) = step.attention
     names = ("query_starts", "sequence_lengths", "slot_mapping", "block_tables")
     arrays = [step.positions.numpy(), *(getattr(group, name).numpy() for name in names)]
-    memory, (positions, *others) = sent(arrays, torch.device("cpu"))
+    memory, (positions, *others) = copy_to_device(arrays, torch.device("cpu"))
     group = replace(group, **dict(zip(names, others, strict=True)))
     return replace(step, positions=positions, attention=[group], packed=memory)
 
