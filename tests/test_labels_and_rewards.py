@@ -12,12 +12,13 @@ import torch
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.read_pooling import pooling_config
-from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.core.pooling import PoolingParams
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM
 from tests.fakes.checkpoints import edit_config, edit_tensors
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vector_models import save, write_tokenizer
-from tests.models.test_encoders import TEXTS, hidden_of
+from tests.models.test_encoders import DEBERTA, TEXTS, hidden_of
 
 QWEN: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
 FILTER: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, "num_labels": 3}
@@ -90,6 +91,36 @@ def test_labels_by_a_layer_of_another_name(tmp_path: Path, name: str, own: dict[
             np.testing.assert_allclose(output.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
         alone = [llm.encode(text, pooling_task=task)[0].outputs.data for text in TEXTS]
         assert all((one == output.outputs.data).all() for one, output in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("family", ["Bert", *map(_long, ("Roberta", "XLMRoberta", "Camembert", "Ernie", "DebertaV2"))])
+def test_guesses_of_masked_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """A row of each token, with the probability of each token of the vocabulary; logits without the activation."""
+    monkeypatch.setattr("octavo.worker.pooling.LOGITS_BYTES", 4000)  # ten rows together
+    model = save(tmp_path, f"{family}ForMaskedLM", **(DEBERTA if family == "DebertaV2" else {"type_vocab_size": 1}))
+    with LLM(str(tmp_path), convert="classify") as llm:
+        together = llm.encode(TEXTS)
+        raw = llm.encode(TEXTS, pooling_params=PoolingParams(use_activation=False))
+        for output, logits in zip(together, raw, strict=True):
+            with torch.inference_mode():
+                want = model(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+            np.testing.assert_allclose(logits.outputs.data, want.numpy(), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(output.outputs.data, want.softmax(-1).numpy(), rtol=1e-5, atol=1e-5)
+        alone = [llm.encode(text)[0].outputs.data for text in TEXTS]
+        assert all((one == output.outputs.data).all() for one, output in zip(alone, together, strict=True))
+        with pytest.raises(InvalidRequest, match="made for token_classify"):
+            llm.embed("w1")
+    with LLM(str(tmp_path)) as llm:
+        assert len(llm.embed("w1")[0].outputs.embedding) == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("ModernBert", "modernbert"), ("Electra", "electra"), ("EuroBert", "eurobert")]
+)
+def test_families_without_guesses_of_masked_tokens_are_named(tmp_path: Path, family: str, kind: str) -> None:
+    c = Checkpoint(tmp_path, {"architectures": [f"{family}ForMaskedLM"], "model_type": kind, "hidden_size": 8})
+    with pytest.raises(ConfigError, match=f"guesses of masked tokens of {family}ForMaskedLM are not implemented, only"):
+        pooling_config(EngineArgs(model=str(tmp_path), convert="classify"), c)
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the scores."""
     head: str = "classifier"
     """The layers that make scores: "classifier", "token" (one linear layer), "reward" or "dense" (two), "value" or
-    "lm_head" (one without a bias, stored as `v_head` or `lm_head`)."""
+    "lm_head" (one without a bias, stored as `v_head` or `lm_head`), "vocabulary" (the head for masked tokens)."""
     activation: str = "identity"
     """The activation of scores: "sigmoid", "softmax" or "identity"."""
     step_token_id: int | None = None
@@ -137,6 +137,11 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often log(1 + x) is taken of the weights before they are reduced."""
 
     @property
+    def has_vocabulary(self) -> bool:
+        """Whether a vector, or the row of a token, has a value for each token of the vocabulary."""
+        return self.sparse is not None or self.head == "vocabulary"
+
+    @property
     def needs_whole_prompts(self) -> bool:
         """Whether all tokens of a prompt are computed in one step."""
         return not self.is_causal or self.modes != ("lasttoken",) or self.task in TOKEN_TASKS
@@ -145,7 +150,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the numbers that are made of a prompt. params: with a task."""
         rows = num_tokens if params.task in TOKEN_TASKS else 1
         if params.task in (CLASSIFY, TOKEN_CLASSIFY):
-            return rows * max(1, len(self.labels))
+            return rows * (self.size if self.head == "vocabulary" else max(1, len(self.labels)))
         size = self.size if self.token_heads is None or rows == 1 else self.token_heads.vectors.outputs
         return rows * min(size, params.dimensions or size)
 

@@ -38,8 +38,13 @@ _JUDGES: Final = "classifier_from_token"
 _M3_WEIGHTS, _M3_VECTORS = "sparse_linear.pt", "colbert_linear.pt"
 _ALIGNER: Final = "classify_num"
 """The key for the number of labels of Qwen3-ForcedAligner: times, in steps, of the tokens that ask for one."""
+_MASKED: Final = "ForMaskedLM"
+"""The ending of models that guess masked tokens."""
+_GUESSERS: Final = ("bert", "camembert", "deberta-v2", "distilbert", "ernie", "mpnet", "roberta", "xlm-roberta")
+"""`model_type` of the encoders whose heads for masked tokens are read."""
 _HEADS: Final[Mapping[str, Mapping[str, Any]]] = {
     _ALIGNER: {"task": TOKEN_CLASSIFY, "head": "lm_head", "activation": "softmax"},
+    _MASKED: {"task": TOKEN_CLASSIFY, "head": "vocabulary", "activation": "softmax", "sparse": None},
     "ForSequenceClassification": {"task": CLASSIFY},
     "ForTokenClassification": {"task": TOKEN_CLASSIFY, "head": "token"},
     "InternLM2ForRewardModel": {"task": TOKEN_CLASSIFY, "head": "value", "labels": ("LABEL_0",)},
@@ -74,6 +79,8 @@ def _of_files(args: PoolingArgs, checkpoint: Checkpoint) -> PoolingConfig | None
             raise ConfigError(f"convert is {args.convert}, but runner is generate; leave one of them out")
         return None
     head = None if args.convert == EMBED else _head(checkpoint)
+    if head == _MASKED and args.convert != CLASSIFY:
+        head = None  # many models for vectors have this ending
     modules = None if checkpoint.gguf else listed_modules(checkpoint.path)
     is_asked = args.runner == "pooling" or args.convert in (EMBED, CLASSIFY)
     lacks_head = re.search("(?<!LMHead)(?<!Chat)Model$", _architecture(checkpoint)) is not None  # for tokens
@@ -142,6 +149,13 @@ def _with_head(c: Checkpoint, found: PoolingConfig, head: str) -> PoolingConfig:
         found = msgspec.structs.replace(found, head="dense", modes=(mode,))
     if head == _ALIGNER:
         return msgspec.structs.replace(found, labels=tuple(map(str, range(c.positive(_ALIGNER)))))
+    if head == _MASKED:
+        if c.values.get("model_type") not in _GUESSERS:
+            raise ConfigError(
+                f"convert is classify, but guesses of masked tokens of {c.architecture} are not implemented, only "
+                f"those of the types {', '.join(_GUESSERS)}; leave it out"
+            )
+        return msgspec.structs.replace(found, size=c.positive("vocab_size"))
     if _is_of_nvidia(c):  # whose code divides scores by it
         c.expect("temperature", 1.0, default=1.0)
     return found if found.labels else _classifier(c, found)

@@ -275,10 +275,10 @@ def _for_whole_prompts(args: EngineArgs, pooling: PoolingConfig | None) -> Engin
     prefix cache. Raises ConfigError for arguments that have no effect on vectors."""
     if pooling is None:
         return args
-    if pooling.sparse is not None and args.tensor_parallel_size > 1:
+    if pooling.has_vocabulary and args.tensor_parallel_size > 1:
         raise ConfigError(
-            f"tensor_parallel_size is {args.tensor_parallel_size}, but a model of SPLADE runs in one rank; use "
-            "data_parallel_size for more throughput"
+            f"tensor_parallel_size is {args.tensor_parallel_size}, but a model with a value for each token of the "
+            "vocabulary (SPLADE, masked tokens) runs in one rank; use data_parallel_size for more throughput"
         )
     for name, off in (("speculative_config", None), ("role", None), ("prefill", 0), ("record_trace", None)):
         if getattr(args, name) != off:

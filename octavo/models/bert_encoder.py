@@ -58,7 +58,9 @@ class Encoder(GatedDecoder):
 
     def add_scores(self, num_labels: int, head: str = "classifier") -> None:
         if head == "vocabulary":
-            raise UnsupportedModel(f"{type(self).__name__} with weights of tokens (SPLADE) is not implemented")
+            raise UnsupportedModel(
+                f"{type(self).__name__} with a value for each token of the vocabulary is not implemented"
+            )
         made = LabelHead if head == "token" and not self.encoder_config.is_head_normed else ClassifierHead
         self.score = made(self.encoder_config, num_labels)
 

@@ -97,8 +97,7 @@ class LoadedModel:
         model_class = model_class or resolve_model(checkpoint, makes_text=pooling is None, reads_images=reads_images)
         config = model_class.read(checkpoint)
         if pooling is not None and not pooling.token_ids:
-            is_sparse = pooling.sparse is not None
-            config = replace(config, has_head=is_sparse, tied=is_sparse)
+            config = replace(config, has_head=pooling.has_vocabulary, tied=pooling.has_vocabulary)
         shape = config.shape(mesh)
         with torch.device("meta"), possible_sizes(checkpoint):
             model = model_class(config, mesh)
@@ -109,7 +108,7 @@ class LoadedModel:
                 )
             if pooling is not None and pooling.labels and not pooling.token_ids and model.is_last:
                 model.add_scores(len(pooling.labels), pooling.head)
-            if pooling is not None and pooling.sparse is not None:
+            if pooling is not None and pooling.has_vocabulary:
                 model.add_scores(config.vocab_size, "vocabulary")
             if pooling is not None:  # the pooler reads them
                 model.leave_out(strip_prefix(model, dense.prefix) for dense in pooling.dense if dense.is_among_weights)

@@ -91,8 +91,10 @@ class Pooler:
         config = self._config
         own = self._token_heads.get(params.task or "")
         if params.task in (CLASSIFY, TOKEN_CLASSIFY) and own is None:
-            scores = self._scores(hidden, params.task)
-            return scores if params.use_activation is False else _ACTIVATIONS[config.activation](scores)
+            made = _ACTIVATIONS["identity" if params.use_activation is False else config.activation]
+            if config.head == "vocabulary":
+                return self._of_vocabulary(hidden, made)
+            return made(self._scores(hidden, params.task))
         if config.sparse is not None and params.task == EMBED:
             return self._sparse(hidden)
         x = self._picked(hidden, params.task)
@@ -103,6 +105,11 @@ class Pooler:
         x = x[..., : params.dimensions]
         normalizes = config.normalize if params.use_activation is None else params.use_activation
         return F.normalize(x, dim=-1) if normalizes else x
+
+    def _of_vocabulary(self, hidden: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what is made of the float32 logits of each token, [tokens, vocab], in the host's memory."""
+        parts = chunks(len(hidden), rows_per_chunk(self._config.size, LOGITS_BYTES))
+        return torch.cat([made(self._model.compute_logits(hidden[start:stop])).cpu() for start, stop in parts])
 
     def _sparse(self, hidden: Tensor) -> Tensor:
         """Return the float32 weight of each token of the vocabulary, [vocab]. Source: https://arxiv.org/abs/2109.10086."""
