@@ -200,11 +200,10 @@ class Batches:
         with self._engine.turns:
             self._engine.abort_request(request_ids)
             mine = frozenset(request_ids)
-            others = [each for each, output in self._outputs.items() if output is None and each not in mine]
             try:
                 while self._engine.has_unfinished_requests():
                     self._step()
-                    if others:
+                    if any(output is None and each not in mine for each, output in self._outputs.items()):
                         break  # the step has returned the outputs of those that are aborted
             finally:
                 for request_id in request_ids:

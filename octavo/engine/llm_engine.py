@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -34,7 +34,7 @@ from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.pause import check_mode
 from octavo.engine.request_counts import RequestCounts
 from octavo.engine.sleep import check_level, check_tags, checked_version, checkpoint_path
-from octavo.engine.thread_turns import ThreadTurns, in_turn
+from octavo.engine.thread_turns import ThreadTurns, Wakes, in_turn
 from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
@@ -60,10 +60,12 @@ class LLMEngine:
         core: EngineCore,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
-        woken: threading.Event | None = None,
+        wakes: Wakes | None = None,
     ) -> None:
-        """woken: set when a core that waits for blocks is to step again."""
-        self._woken = woken or threading.Event()
+        """wakes: counts when a core that waits for blocks is to step again."""
+        self.wakes = wakes or Wakes()
+        self._known_wakes = -1
+        """The number of wakes when the last step began: what they announced is in it."""
         self.turns = ThreadTurns()
         self.config = config
         self.tokenizer = tokenizer
@@ -88,9 +90,9 @@ class LLMEngine:
         from octavo.engine.engine_core import EngineCore
 
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it fails sooner
-        woken = threading.Event()
-        core = EngineCore.build(config, tokenizer, wake=woken.set)
-        return cls(config, core, tokenizer, chat_template, woken)
+        wakes = Wakes()
+        core = EngineCore.build(config, tokenizer, wakes.notify_death, wakes.notify)
+        return cls(config, core, tokenizer, chat_template, wakes)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -159,20 +161,37 @@ class LLMEngine:
         if aborted and self._error is None:
             self.core.abort_requests([request.request_id for request in aborted])
 
-    @in_turn
     def step(self) -> list[RequestOutput]:
-        """Run one step, and return what is new for callers. Raises EngineDeadError after a failure."""
+        """Run one step, and return what is new for callers. Raises EngineDeadError after a failure.
+
+        While all requests wait for KV blocks or adapters it waits for those, once, and other threads have their turns
+        meanwhile: nothing may be new then.
+        """
+        with self.turns:
+            if self._error is None and self._awaits_wake and not self._has_nothing_to_do:
+                self.turns.release_during(partial(self.wakes.wait_beyond, self._known_wakes))
+            return self._step()
+
+    @property
+    def _awaits_wake(self) -> bool:
+        return self.core.is_waiting and self.wakes.number == self._known_wakes
+
+    @property
+    def _has_nothing_to_do(self) -> bool:
+        return not self.core.has_unfinished() or (self.core.is_still and not self.core.has_news)
+
+    def _step(self) -> list[RequestOutput]:
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if not self.core.has_unfinished() or (self.core.is_still and not self.core.has_news):
+        if self._has_nothing_to_do or self._awaits_wake:  # another thread may have made the step
             self.stats = self.core.stats()
             return outputs
+        self._known_wakes = self.wakes.number
         try:
-            if self.core.is_waiting:
-                self._woken.wait()
-                self._woken.clear()
             step = self.core.step()
+            if self.core.is_waiting and self.wakes.death is not None:
+                raise EngineDeadError(self.wakes.death)  # what it waits for does not come
         except Exception as error:
             self._error = EngineDeadError(f"the engine failed in an earlier step ({type(error).__name__}: {error})")
             # the failure's traceback keeps the core, so nothing else would end a rank that is stopped
@@ -223,12 +242,12 @@ class LLMEngine:
         prefix = self.input.process_prefix(self.input.read_prefix(prompt), cache_salt, lora_request)
         return bool(self.call("unpin_prefix", *prefix))
 
-    @in_turn
     def check_awake(self, what: str) -> None:
         """Raise ConfigError while a sleep or a pause would let something wait for ever."""
-        self.core.sleep.check_awake(what)
-        if self.core.is_still:
-            raise ConfigError(f"{what} would wait: the engine is paused (sleep at level 0); wake it up first")
+        with self.turns:
+            self.core.sleep.check_awake(what)
+            if self.core.is_still:
+                raise ConfigError(f"{what} would wait: the engine is paused (sleep at level 0); wake it up first")
 
     def is_sleeping(self) -> bool:
         """Return whether the engine has neither weights nor KV cache."""
@@ -308,11 +327,11 @@ class LLMEngine:
         self._check_alive()
         return self.core.call(method, *arguments)
 
-    @in_turn
     def get_metrics(self) -> list[CountedMetric]:
         """Return what the engine has counted up to its last step, under vLLM's names; times of a request are in its
         output's `metrics`."""
-        return read_metrics(self.config.model.served_model_names[0], self.stats, self._counts)
+        with self.turns:
+            return read_metrics(self.config.model.served_model_names[0], self.stats, self._counts)
 
     @in_turn
     def shutdown(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config.args import EngineArgs
+from octavo.core.messages import EngineCoreRequest, StepOutputs
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.engine_core import EngineCore
@@ -41,18 +43,109 @@ def test_requests_run_together_and_each_ends_once(tmp_path: Path) -> None:
     assert engine.step() == []
 
 
-def test_a_core_that_waits_for_blocks_steps_when_it_is_woken(tmp_path: Path) -> None:
-    core, woken = ScriptedCore(), threading.Event()
-    engine = LLMEngine(engine_config(str(tmp_path)), core, byte_tokenizer(tmp_path), woken=woken)  # type: ignore[arg-type]
+class WaitingCore(ScriptedCore):
+    """Computes nothing while it `lacks_blocks`."""
+
+    lacks_blocks = True
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        super().add_requests(requests)
+        self.is_waiting = False
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        super().abort_requests(request_ids)
+        self.is_waiting = False
+
+    def step(self) -> StepOutputs:
+        self.is_waiting = self.lacks_blocks
+        if self.lacks_blocks:
+            self.num_steps += 1
+            return StepOutputs(outputs=[], stats=self.stats())
+        return super().step()
+
+
+def waiting_engine(tmp_path: Path) -> tuple[LLMEngine, WaitingCore]:
+    """Return an engine whose only request, x, waits for blocks since the last step."""
+    core = WaitingCore()
+    engine = make_engine(tmp_path, core)
     engine.add_request("x", "abc")
-    core.is_waiting = True
-    thread = threading.Thread(target=engine.step)
+    assert (engine.step(), core.num_steps) == ([], 1)
+    return engine, core
+
+
+def run_in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(0.05)
-    assert (core.num_steps, thread.is_alive()) == (0, True)
-    woken.set()
+    assert thread.is_alive()
+    return thread
+
+
+def test_a_core_that_waits_for_blocks_steps_when_it_is_woken(tmp_path: Path) -> None:
+    engine, core = waiting_engine(tmp_path)
+    thread = run_in_thread(engine.step)
+    core.lacks_blocks = False
+    assert core.num_steps == 1
+    engine.wakes.notify()
     thread.join(100)
-    assert (core.num_steps, woken.is_set()) == (1, False)
+    assert (core.num_steps, thread.is_alive()) == (2, False)
+
+
+def test_a_wake_while_the_step_before_ends_is_not_lost(tmp_path: Path) -> None:
+    engine, core = waiting_engine(tmp_path)
+    engine.wakes.notify()
+    engine.step()
+    assert core.num_steps == 2
+
+
+def test_other_threads_have_their_turns_while_a_step_waits_for_blocks(tmp_path: Path) -> None:
+    engine, core = waiting_engine(tmp_path)
+    ended: list[str] = []
+
+    def run_all() -> None:
+        with engine.turns:  # as `LLM` has its turn around a step
+            ended.extend(output.request_id for output in run(engine) if output.finished)
+
+    stepping = run_in_thread(run_all)
+    caller = threading.Thread(target=lambda: (engine.add_request("y", "abc"), engine.abort_request("x")), daemon=True)
+    caller.start()
+    caller.join(100)
+    assert not caller.is_alive()
+    core.lacks_blocks = False
+    engine.wakes.notify()
+    stepping.join(100)
+    assert (sorted(ended), core.aborted) == (["x", "y"], ["x"])
+    assert engine.turns._owner is None
+
+
+def test_of_two_threads_that_wait_both_return_when_one_has_made_the_step(tmp_path: Path) -> None:
+    engine, core = waiting_engine(tmp_path)
+    threads = [run_in_thread(lambda: run(engine)) for _ in range(2)]
+    num_steps = core.num_steps
+    threads[0].join(0.05)
+    assert core.num_steps == num_steps, "a thread steps in a loop"
+    core.lacks_blocks = False
+    engine.wakes.notify()
+    for thread in threads:
+        thread.join(100)
+        assert not thread.is_alive()
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_step_that_waits_fails_when_a_rank_ends(tmp_path: Path) -> None:
+    engine, _ = waiting_engine(tmp_path)
+    errors: list[str] = []
+
+    def step() -> None:
+        with pytest.raises(EngineDeadError) as caught:
+            engine.step()
+        errors.append(str(caught.value))
+
+    thread = run_in_thread(step)
+    engine.wakes.notify_death("rank 1 has been killed")
+    thread.join(100)
+    assert errors == ["rank 1 has been killed"]
+    assert not engine.has_unfinished_requests()
 
 
 def test_defaults_of_the_model_hold_when_no_parameters_are_given(tmp_path: Path) -> None:

@@ -82,3 +82,58 @@ def test_a_cancelled_wait_blocks_no_other_turn() -> None:
     holder.join(100)
     with turns:
         assert not turns._waiting
+
+
+def test_a_turn_that_is_released_during_a_wait_is_taken_again_as_often() -> None:
+    turns, may_end, others = ThreadTurns(), threading.Event(), list[int]()
+
+    def ask() -> None:
+        with turns:
+            others.append(1)
+        may_end.set()
+
+    with turns:
+        with turns:
+            thread = threading.Thread(target=ask)
+            thread.start()
+            turns.release_during(lambda: may_end.wait(100))
+            assert (others, turns._owner) == ([1], threading.get_ident())
+            with pytest.raises(KeyboardInterrupt):
+                turns.release_during(_interrupt)
+        assert turns._owner == threading.get_ident()
+    thread.join(100)
+    assert turns._owner is None
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_released_turn_is_awaited_leaves_the_turn_with_its_thread() -> None:
+    turns, is_held = ThreadTurns(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            is_held.set()
+            time.sleep(0.1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    holder = threading.Thread(target=hold)
+
+    def wait() -> None:
+        holder.start()
+        assert is_held.wait(100)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with turns:
+            with pytest.raises(KeyboardInterrupt):
+                turns.release_during(wait)
+            assert turns._owner == threading.get_ident()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    holder.join(100)
+    assert turns._owner is None
