@@ -381,9 +381,9 @@ class AsyncLLM:
         except EngineDeadError as error:
             self._die(error)
         except Exception as error:
-            # nothing would be received any more: all requests would wait without end
-            _log.exception("the front failed")
+            _log.exception("the front failed")  # without an end, requests and calls would wait for ever
             self._die(EngineDeadError(f"the front failed ({type(error).__name__}: {error}); its log has more"))
+            self._client.begin_shutdown()
 
     async def _process(self, replica: int, step: StepOutputs) -> None:
         self.metrics.observe_stats(step.stats, replica)

@@ -30,7 +30,7 @@ from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import loading_app
 from octavo.server.connections import CLOSING_S
-from octavo.server.routes.control import abort_own
+from octavo.server.routes.control import abort_own, own_counts
 from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, run_to_exit_code, serve_on
 from octavo.server.sockets import bind
 
@@ -215,7 +215,7 @@ def serve_one() -> int:
 
     async def start(config: EngineConfig) -> Replicas:
         client = await HubClient.connect(connection)
-        client.counts = lambda: app.context.llm.metrics.counts()
+        client.counts = partial(own_counts, app.context)
         client.abort = partial(abort_own, app.context)
         app.context.counts_of_others, app.context.abort_at_others = client.counts_of_others, client.abort_at_others
         return cast("Replicas", client)

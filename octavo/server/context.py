@@ -91,6 +91,11 @@ class ServerContext:
         self.attach(llm, models)
 
     @property
+    def is_loaded(self) -> bool:
+        """Return whether the model and its adapters are loaded."""
+        return self._llm is not None
+
+    @property
     def llm(self) -> AsyncLLM:
         """Return the engine. Raises ApiError 503 while the model loads."""
         return self._loaded(self._llm)

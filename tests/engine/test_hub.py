@@ -170,6 +170,22 @@ async def test_metrics_are_those_of_all_servers(tmp_path: Path) -> None:
         assert _value(text, "octavo:engine_steps_total") == _value(alone, "octavo:engine_steps_total") > 0
 
 
+async def test_a_server_that_fails_on_the_question_of_another_one_ends_and_leaves_no_call_open(tmp_path: Path) -> None:
+    async with served(tmp_path, real_core()) as made:
+        first, second = made.servers
+
+        def fail() -> Any:
+            raise ValueError("no counts")
+
+        cast("HubClient", second._client).counts = fail
+        await cast("HubClient", first._client).counts_of_others()
+        assert "no counts" in str(await second.wait_dead())
+        async with asyncio.timeout(100):
+            with pytest.raises(EngineDeadError):
+                await second.call("stats")
+        assert await first.call("stats")
+
+
 async def test_requests_end_with_an_error_when_the_last_engine_is_removed(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=500, seed=1, ignore_eos=True)
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.metric_views import Counts
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json, read_optional_json
 from octavo.server.errors import conflicts
@@ -100,6 +101,11 @@ async def abort_own(context: ServerContext, names: list[str]) -> int:
     if request_ids:  # else another server may ask while this one has no engine yet
         await context.llm.abort(request_ids)
     return len(request_ids)
+
+
+def own_counts(context: ServerContext) -> Counts:
+    """Return the counts of this server's metrics; none while the model loads, as another server may ask then."""
+    return context.llm.metrics.counts() if context.is_loaded else []
 
 
 async def world_size(context: ServerContext, request: Request) -> WorldSize:

@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from octavo.config.args import ObservabilityArgs
+from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_paths
+from octavo.server.app import loading_app
 from octavo.server.endpoints import ENDPOINTS
+from octavo.server.routes.control import abort_own, own_counts
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect, eventually
 
@@ -41,6 +44,12 @@ def test_requests_of_other_servers_are_ended_too(server: Served, monkeypatch: py
     monkeypatch.setattr(server.http.context, "abort_at_others", abort)
     assert ask(server.url, "/abort_requests", {"request_ids": ["cmpl-r0"]}).json["aborted"] == 3
     assert asked == [["cmpl-r0"]]
+
+
+@pytest.mark.anyio
+async def test_a_server_that_loads_its_model_has_no_requests_and_no_counts_for_others() -> None:
+    context = loading_app(ServerArgs()).context
+    assert (own_counts(context), await abort_own(context, [])) == ([], 0)
 
 
 def test_ranks_are_counted_and_media_forgotten(server: Served) -> None:
