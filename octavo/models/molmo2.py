@@ -39,7 +39,8 @@ class Molmo2Config(DecoderConfig):
         """Read it. Raises CheckpointError or UnsupportedModel."""
         total, num_added = c.positive("vocab_size"), c.count("additional_vocab_size", 128)
         # transformers writes two tables of half the rows each
-        first = next((each.shape[0] for each in known_tensors(c) if each.name.endswith("wte.embedding")), None)
+        tables = (each.shape for each in known_tensors(c) if each.name.endswith("wte.embedding"))
+        first = next((shape[0] for shape in tables if shape), None)
         made: Molmo2Config = cls.common(
             c,
             num_added=num_added,

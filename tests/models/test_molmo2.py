@@ -18,7 +18,7 @@ from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.e2e.test_images import PARAMS, PROMPTS, assert_agrees, bits, generate
-from tests.fakes.checkpoints import edit_config
+from tests.fakes.checkpoints import edit_config, edit_tensors
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_random
 from tests.fakes.vision_families import FAMILIES
 
@@ -150,6 +150,12 @@ def test_configs_of_other_models_are_refused_by_name(change: dict[str, Any], sai
     edit_config(path, **{k: {**config[k], **v} if isinstance(v, dict) else v for k, v in change.items()})
     with pytest.raises((CheckpointError, UnsupportedModel), match=said):
         LLM(str(path), dtype="float32", num_gpu_blocks_override=64)
+
+
+def test_a_table_of_embeddings_without_rows_is_named(path: Path) -> None:
+    edit_tensors(path, **{"model.transformer.wte.embedding": torch.tensor(1.0)})
+    with pytest.raises(CheckpointError, match=r"wte\.embedding has shape \[\]"):
+        LoadedModel.open(Checkpoint.open(path), Mesh.single(), torch.float32).check_tensors()
 
 
 @pytest.mark.long
