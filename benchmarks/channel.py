@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from octavo.cli.report import report
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.core.step import BlockOps, ModelRunnerOutput, RowOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 from octavo.executor.channel import FromRank, Step, StepResult, ToRank
 

@@ -25,7 +25,7 @@ import torch.distributed
 
 from benchmarks.mpi_rank import seconds
 from octavo.cli.report import report
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh

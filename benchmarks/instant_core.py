@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from octavo.cli.main import build_app, invoke
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput, TokenLogprobs
-from octavo.engine import core_process
-from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.cores import core_process
+from octavo.engine.cores.core_spawn import SpawnedCore
 
 _TOKEN_ID: Final = 300
 

@@ -33,8 +33,8 @@ from octavo.cli.report import report
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.resolve import resolve
-from octavo.core import frames
 from octavo.core.model_shape import CacheGroup, KeysAndValues
+from octavo.core.process import frames
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.config.args import AsyncEngineArgs as AsyncEngineArgs
     from octavo.config.args import EngineArgs as EngineArgs
     from octavo.config.argument_parser import FlexibleArgumentParser as FlexibleArgumentParser
-    from octavo.config.pooler_config import PoolerConfig as PoolerConfig
+    from octavo.config.pooling.pooler_config import PoolerConfig as PoolerConfig
     from octavo.config.server_args import ServerArgs as ServerArgs
     from octavo.core.adapter import LoRARequest as LoRARequest
     from octavo.core.outputs import CompletionOutput as CompletionOutput
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams as SamplingParams
     from octavo.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine as LLMEngine
-    from octavo.engine.metric_reader import Counter as Counter
-    from octavo.engine.metric_reader import Gauge as Gauge
-    from octavo.engine.metric_reader import Histogram as Histogram
-    from octavo.engine.metric_reader import Vector as Vector
+    from octavo.engine.output.metric_reader import Counter as Counter
+    from octavo.engine.output.metric_reader import Gauge as Gauge
+    from octavo.engine.output.metric_reader import Histogram as Histogram
+    from octavo.engine.output.metric_reader import Vector as Vector
     from octavo.errors import OctavoError as OctavoError
     from octavo.llm import LLM as LLM
 
@@ -59,7 +59,7 @@ _NAMES = {
     "octavo.async_llm_engine": "AsyncLLMEngine",
     "octavo.config.args": "AsyncEngineArgs EngineArgs",
     "octavo.config.argument_parser": "FlexibleArgumentParser",
-    "octavo.config.pooler_config": "PoolerConfig",
+    "octavo.config.pooling.pooler_config": "PoolerConfig",
     "octavo.config.server_args": "ServerArgs",
     "octavo.core.adapter": "LoRARequest",
     "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
@@ -69,7 +69,7 @@ _NAMES = {
     "octavo.core.sampling_params": "OutputKind RequestOutputKind SamplingParams",
     "octavo.core.structured_outputs": "StructuredOutputsParams",
     "octavo.engine.llm_engine": "LLMEngine",
-    "octavo.engine.metric_reader": "Counter Gauge Histogram Vector",
+    "octavo.engine.output.metric_reader": "Counter Gauge Histogram Vector",
     "octavo.errors": "OctavoError",
     "octavo.llm": "LLM",
 }

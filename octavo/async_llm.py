@@ -25,20 +25,20 @@ from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.aborted_ids import AbortedIds
-from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
-from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike
-from octavo.engine.input_turns import PROMPTS_OF_TURN, InputTurns, open_compiled
-from octavo.engine.metrics import Metrics
-from octavo.engine.open_request import OpenRequest
-from octavo.engine.output_processor import OutputProcessor, in_turns
+from octavo.engine.cores.aborted_ids import AbortedIds
+from octavo.engine.cores.core_spawn import SpawnedCore
+from octavo.engine.cores.replica import ReplicaState
+from octavo.engine.cores.replicas import Replicas, StartReplicas
+from octavo.engine.input.input_processor import InputProcessor, InputSetup, PrefixLike
+from octavo.engine.input.input_turns import PROMPTS_OF_TURN, InputTurns, open_compiled
+from octavo.engine.output.metrics import Metrics
+from octavo.engine.output.open_request import OpenRequest
+from octavo.engine.output.output_processor import OutputProcessor, in_turns
+from octavo.engine.output.readers import DirectReader, Reader
 from octavo.engine.pause import check_mode
-from octavo.engine.readers import DirectReader, Reader
-from octavo.engine.replica import ReplicaState
-from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.sleep import check_level, check_tags, checked_version
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.chat_template import ChatOptions, ChatTemplate, Message
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder, WeightUpdates
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest, RequestFailed
 

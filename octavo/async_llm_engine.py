@@ -16,8 +16,8 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.chat_tokenizer import ChatTokenizer
-from octavo.engine.vector_output import array_of
+from octavo.engine.output.vector_output import array_of
+from octavo.engine.text.chat_tokenizer import ChatTokenizer
 from octavo.errors import EngineDeadError
 
 _POLL_S: Final = 0.02

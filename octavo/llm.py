@@ -34,12 +34,12 @@ from octavo.core.prompt import Prompt, PromptLike, listed
 from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.engine.batches import Batches, ParamsLike
-from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
-from octavo.engine.chat_tokenizer import ChatTokenizer
-from octavo.engine.listwise import list_prompt, list_scores, lists_of
+from octavo.engine.input.listwise import list_prompt, list_scores, lists_of
+from octavo.engine.input.vector_input import matched
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.vector_input import matched
-from octavo.engine.vector_output import array_of
+from octavo.engine.output.vector_output import array_of
+from octavo.engine.text.chat_template import ChatKeywords, ChatOptions, Message
+from octavo.engine.text.chat_tokenizer import ChatTokenizer
 from octavo.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from octavo.core import processes
+from octavo.core.process import processes
 from octavo.platform import Platform
 from tests.fakes.warm_processes import WarmProcesses
 from tests.fakes.warm_server import WarmServer

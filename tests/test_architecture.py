@@ -104,14 +104,14 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.engine.engine_core.EngineCore.build",
     "octavo.kv_transfer.build.make_connector",
     "octavo.worker.worker.Worker.__init__",
-    "octavo.worker.ahead.read_ahead",
-    "octavo.worker.opening.open_models",
-    "octavo.worker.identity.Identity.of",
-    "octavo.engine.input_processor.InputSetup.of",
+    "octavo.worker.start.ahead.read_ahead",
+    "octavo.worker.start.opening.open_models",
+    "octavo.worker.start.identity.Identity.of",
+    "octavo.engine.input.input_processor.InputSetup.of",
     "octavo.async_llm.AsyncLLM.__init__",
-    "octavo.engine.replicas.Replicas.start",
-    "octavo.engine.remote_replicas.RemoteReplicas._replicas_of",
-    "octavo.engine.split.make_split",
+    "octavo.engine.cores.replicas.Replicas.start",
+    "octavo.engine.cores.remote_replicas.RemoteReplicas._replicas_of",
+    "octavo.engine.cores.split.make_split",
 }
 """Where parts are put together: the two halves of the core, what is begun before them, what ranks compare, and the two
 fronts."""

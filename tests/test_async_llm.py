@@ -17,11 +17,11 @@ from octavo.config.args import EngineArgs
 from octavo.config.schema import EngineConfig, ReplicaConfig
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.core_client import ProcessClient
-from octavo.engine.replica import Replica
-from octavo.engine.replicas import Replicas
-from octavo.engine.tokenizer import LONG_TEXT_CHARS
+from octavo.engine.cores.core_client import ProcessClient
+from octavo.engine.cores.replica import Replica
+from octavo.engine.cores.replicas import Replicas
+from octavo.engine.text.chat_template import ChatTemplate
+from octavo.engine.text.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, core_ready, endless, engine_config

@@ -19,8 +19,8 @@ from octavo.config.schema import PoolingConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.replica import Replica
-from octavo.engine.replicas import Replicas
+from octavo.engine.cores.replica import Replica
+from octavo.engine.cores.replicas import Replicas
 from octavo.errors import CheckpointError, EngineDeadError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config

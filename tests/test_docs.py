@@ -16,7 +16,7 @@ import pytest
 from octavo.cli.main import build_app, main
 from octavo.config.server_args import ServerArgs
 from octavo.config.speculative_args import METHODS
-from octavo.engine.metrics import Metrics
+from octavo.engine.output.metrics import Metrics
 from octavo.scheduler.policies import POLICIES
 from octavo.server.decode import refused_fields
 from octavo.server.endpoints import ENDPOINTS

@@ -11,7 +11,7 @@ import torch
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.read_pooling import pooling_config
+from octavo.config.pooling.read_pooling import pooling_config
 from octavo.core.pooling import PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, UnsupportedModel
 from octavo.llm import LLM

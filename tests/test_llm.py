@@ -22,8 +22,8 @@ from octavo.core.messages import EngineCoreRequest, StepOutputs
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.text.chat_template import ChatTemplate
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.llm import LLM
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer

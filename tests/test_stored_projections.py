@@ -91,7 +91,7 @@ def test_vectors_of_voyage_are_wider_than_its_states(tmp_path: Path) -> None:
 def test_jinas_reranker_makes_vectors_of_documents_and_of_the_query_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.config.projections._JINA_ROWS", (6, 5))
+    monkeypatch.setattr("octavo.config.pooling.projections._JINA_ROWS", (6, 5))
     model, first, second = save(tmp_path, "Qwen3Model", **QWEN), torch.randn(32, 64) / 8, torch.randn(24, 32) / 8
     edit_tensors(tmp_path, **{"projector.0.weight": first, "projector.2.weight": second})
     edit_config(tmp_path, architectures=["JinaForRanking"])
@@ -109,7 +109,7 @@ def test_jinas_reranker_makes_vectors_of_documents_and_of_the_query_behind_them(
 def test_jinas_reranker_compares_a_query_with_all_documents_in_one_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.config.projections._JINA_ROWS", (6, 5))
+    monkeypatch.setattr("octavo.config.pooling.projections._JINA_ROWS", (6, 5))
     model = save(tmp_path, "Qwen3Model", **QWEN, max_position_embeddings=400)
     first, second = torch.randn(32, 64) / 8, torch.randn(24, 32) / 8
     edit_tensors(tmp_path, **{"projector.0.weight": first, "projector.2.weight": second})

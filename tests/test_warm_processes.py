@@ -48,7 +48,7 @@ def test_a_source_that_does_not_answer_hangs_no_test(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(warm_processes.subprocess, "Popen", popen)
     with pytest.raises(TimeoutError):
-        silent.spawn("octavo.engine.core_process")
+        silent.spawn("octavo.engine.cores.core_process")
     made[0].close()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import family_of_release, media_family
-from octavo.config.released_names import SAME
+from octavo.config.media.media_families import family_of_release, media_family
+from octavo.config.released.names import SAME
 from octavo.core.model_shape import CacheGroup, Encoded, Indexed, IndexedLatent, KeysAndValues, Latent, Spaced, State
 from octavo.distributed.mesh import Mesh
 from octavo.errors import OctavoError

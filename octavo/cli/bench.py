@@ -24,7 +24,7 @@ from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arguments, arg
 from octavo.core.messages import StepTimes
-from octavo.core.processes import python
+from octavo.core.process.processes import python
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step_times import PARTS, PartTime
 from octavo.errors import ConfigError, EngineDeadError

@@ -71,7 +71,7 @@ def check_files(model: ModelConfig, plans: list[MemoryPlan], max_num_batched_tok
     """Check the tokenizer, the chat template, the context length and the inputs of encoders as a start would. Raises
     CheckpointError or ConfigError."""
     from octavo.engine.core_start import encoder_examples, fitting_max_model_len
-    from octavo.engine.input_turns import open_compiled
+    from octavo.engine.input.input_turns import open_compiled
 
     open_compiled(model)
     limits = CacheLimits.of_ranks([plan.cache for plan in plans])

@@ -10,11 +10,11 @@ from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import ModelConfig
 from octavo.config.sources import user_directory
-from octavo.core.authentication import private_secret
-from octavo.engine.core_link import LinkHello
+from octavo.core.process.authentication import private_secret
+from octavo.engine.cores.core_link import LinkHello
 from octavo.errors import ConfigError
-from octavo.server.sockets import is_loopback
-from octavo.worker.identity import model_digest
+from octavo.server.http.sockets import is_loopback
+from octavo.worker.start.identity import model_digest
 
 
 def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:

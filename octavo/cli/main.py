@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from octavo import __version__
-from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.cores.core_spawn import SpawnedCore
 from octavo.errors import OctavoError, ServerUnreachable
 
 if TYPE_CHECKING:  # the parser is imported while the core of a server is

@@ -12,10 +12,10 @@ from octavo.config.args import EngineArgs
 from octavo.config.fields import Arguments, arg, arguments
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
-from octavo.core.authentication import read_secret
-from octavo.engine.core_link import CoreAddress
-from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
-from octavo.engine.replicas import Replicas
+from octavo.core.process.authentication import read_secret
+from octavo.engine.cores.core_link import CoreAddress
+from octavo.engine.cores.remote_replicas import Engine, RemoteReplicas, read_engines
+from octavo.engine.cores.replicas import Replicas
 from octavo.errors import ConfigError
 from octavo.server.serving import serve as serve_http
 

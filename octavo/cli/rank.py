@@ -11,7 +11,7 @@ from octavo.logging import set_up
 def rank(*, given: Given) -> None:
     """Compute on this machine for an engine that another one serves with --nnodes; join it again when it has died."""
     from octavo.config import hub
-    from octavo.core.authentication import read_secret
+    from octavo.core.process.authentication import read_secret
     from octavo.executor.ranks import serve_node
 
     set_up(role="node")

@@ -18,7 +18,7 @@ from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.hub import is_hub_name
 from octavo.config.model_names import is_short_name
-from octavo.config.native_mistral import is_native
+from octavo.config.released.mistral import is_native
 from octavo.core.adapter import LoRARequest
 from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams

@@ -166,7 +166,7 @@ async def _result(app: App, line: bytes | None, sounds: asyncio.Semaphore) -> by
         if _wants_stream(asked.body):
             raise ValueError("stream is true, but a batch has no streams; leave it out")
         if asked.url in _OF_SOUNDS:
-            from octavo.server.sounds import form_of_url
+            from octavo.server.speech.sounds import form_of_url
 
             async with sounds:
                 form = await asyncio.to_thread(form_of_url, app.context.llm.config.model, bytes(asked.body))

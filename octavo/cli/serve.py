@@ -9,12 +9,12 @@ from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
-from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.cores.core_spawn import SpawnedCore
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
-    from octavo.engine.replicas import Replicas
+    from octavo.engine.cores.replicas import Replicas
 
 
 def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
@@ -29,7 +29,7 @@ def serving(ahead: SpawnedCore | None = None) -> Callable[..., int]:
                 ahead.discard()
             return _serve_role(engine_args, server_args, given)
         with ahead or SpawnedCore() as core:  # it imports while we do
-            from octavo.engine.replicas import Replicas
+            from octavo.engine.cores.replicas import Replicas
             from octavo.server.serving import serve as serve_http
 
             async def start(config: EngineConfig) -> Replicas:

@@ -11,12 +11,12 @@ from functools import partial
 from octavo.cli.link import hello_of, with_secret
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
-from octavo.core.authentication import read_secret
-from octavo.engine.core_link import CoreAddress, CoreLink
-from octavo.engine.core_process import Inbox, build_and_serve, build_core, collect_rarely
+from octavo.core.process.authentication import read_secret
+from octavo.engine.cores.core_link import CoreAddress, CoreLink
+from octavo.engine.cores.core_process import Inbox, build_and_serve, build_core, collect_rarely
 from octavo.engine.engine_core import EngineCore
 from octavo.logging import set_up
-from octavo.server.sockets import bind, is_loopback
+from octavo.server.http.sockets import bind, is_loopback
 
 _log = logging.getLogger(__name__)
 

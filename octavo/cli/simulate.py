@@ -15,7 +15,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
 from octavo.config.fields import Arguments, arg, arguments
 from octavo.config.speculative_args import speculative_config
-from octavo.engine.router import ROUTERS
+from octavo.engine.cores.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 from octavo.simulate.comparison import expected_error

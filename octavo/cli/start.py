@@ -55,7 +55,7 @@ def load(args: EngineArgs, prompt: str | None = None) -> LLMEngine:
     log_quietly(args)
     mention_demonstration_model(args)
     with ends_at_interrupt():
-        from octavo.engine.input_processor import open_tokenizer
+        from octavo.engine.input.input_processor import open_tokenizer
         from octavo.engine.llm_engine import LLMEngine, in_process_config
 
         config = in_process_config(args)  # wrong arguments are refused before torch is imported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import QUANTIZATION, Checkpoint
-from octavo.config.pooling_config import sees_both
+from octavo.config.pooling.pooling_config import sees_both
 
 
 def activation_bits(args: EngineArgs, checkpoint: Checkpoint, *, has_gpus: bool) -> int:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.listed import other_folder
-from octavo.config.native_mistral import CONSOLIDATED, PARAMS, is_native, native_images, native_layout
 from octavo.config.overrides import flat_overrides, overridden
-from octavo.config.released import in_todays_layout
-from octavo.config.released_ultravox import folders_beside
+from octavo.config.released.layouts import in_todays_layout
+from octavo.config.released.mistral import CONSOLIDATED, PARAMS, is_native, native_images, native_layout
+from octavo.config.released.ultravox import folders_beside
 from octavo.config.safetensors_header import TensorInfo, WeightFile, read_header
 from octavo.config.section import LARGEST_SIZE, REQUIRED, Section, read_json_object, shown
 from octavo.config.speculators import of_layers

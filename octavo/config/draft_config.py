@@ -11,7 +11,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import read_json_object
 from octavo.config.speculative_args import ASSISTANT, MODEL_METHODS, DraftConfig, SpeculativeConfig
-from octavo.core.ranked_tokens import ranked_beside, read_ranked
+from octavo.core.vocabulary.ranked_tokens import ranked_beside, read_ranked
 from octavo.errors import ConfigError
 
 _TOKENIZER = "tokenizer.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.pooling_config import PoolingConfig
-from octavo.config.speech import read_speech
+from octavo.config.media.speech import read_speech
+from octavo.config.pooling.pooling_config import PoolingConfig
 from octavo.errors import ConfigError
 
 _NAMES: Final = ("word_embed_proj_dim", "n_embd", "hidden_size")

@@ -20,10 +20,10 @@ from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.listed import refuse_unlisted
 from octavo.config.media_args import media_limits
 from octavo.config.model_names import full_name
-from octavo.config.native_mistral import is_native
-from octavo.config.released_phi4 import adapter_files
+from octavo.config.pooling.sentence_modules import listed_modules
+from octavo.config.released.mistral import is_native
+from octavo.config.released.phi4 import adapter_files
 from octavo.config.section import read_json_object
-from octavo.config.sentence_modules import listed_modules
 from octavo.config.sources import offline_variable
 from octavo.config.speculative_args import speculative_config
 from octavo.errors import CheckpointError, UnsupportedModel, is_disk_full, suggestion

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from octavo.config.media_families import FAMILIES
+from octavo.config.media.media_families import FAMILIES
 from octavo.errors import CheckpointError, UnsupportedModel
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
+from octavo.config.media.media_families import media_family
+from octavo.config.media.sounds import sound_section
 from octavo.config.media_args import media_limits
-from octavo.config.media_families import media_family
-from octavo.config.released_phi4 import ADAPTERS, PHI4, RELEASED
+from octavo.config.released.phi4 import ADAPTERS, PHI4, RELEASED
 from octavo.config.section import Section, read_json_object
-from octavo.config.sounds import sound_section
 
 if TYPE_CHECKING:
     from octavo.config.args import EngineArgs

@@ -19,10 +19,11 @@ from octavo.config.embedding_size import embedding_size
 from octavo.config.json_options import profiler_config
 from octavo.config.kv_events import check_kv_events
 from octavo.config.listed import naming_unlisted
+from octavo.config.media.speech import read_speech
 from octavo.config.media_args import media_limits
 from octavo.config.own_adapters import for_own_adapters
-from octavo.config.pooling_config import PoolingConfig
-from octavo.config.read_pooling import pooling_config
+from octavo.config.pooling.pooling_config import PoolingConfig
+from octavo.config.pooling.read_pooling import pooling_config
 from octavo.config.schema import (
     CacheConfig,
     DeviceConfig,
@@ -38,7 +39,6 @@ from octavo.config.schema import (
 from octavo.config.section import LARGEST_SIZE, Section, read_json_object
 from octavo.config.speculative_args import speculative_config
 from octavo.config.speculators import with_verifier
-from octavo.config.speech import read_speech
 from octavo.config.transfer_args import transfer_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, suggestion

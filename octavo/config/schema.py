@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.config.args import CacheArgs, LoRAArgs, ModelArgs, ObservabilityArgs, ReplicaArgs
 from octavo.config.device_args import DeviceArgs
-from octavo.config.pooling_config import PoolingConfig as PoolingConfig
+from octavo.config.pooling.pooling_config import PoolingConfig as PoolingConfig
 from octavo.config.scheduler_args import PreemptionMode as PreemptionMode
 from octavo.config.scheduler_args import SchedulerArgs
 from octavo.config.speculative_args import MODEL_METHODS as MODEL_METHODS

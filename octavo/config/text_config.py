@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from octavo.config.released_deepseek import deepseek_v4_layout
-from octavo.config.released_minimax import minimax_layout
-from octavo.config.released_step import step3_layout, step_layout
+from octavo.config.released.deepseek import deepseek_v4_layout
+from octavo.config.released.minimax import minimax_layout
+from octavo.config.released.step import step3_layout, step_layout
 from octavo.config.section import Section
 
 TEXT_CONFIG: Final = "text_config"

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 

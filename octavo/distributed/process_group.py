@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
 
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.collectives import Collectives, bytes_of, summed
 from octavo.distributed.mesh import Mesh
 from octavo.distributed.overdue import LOOK_S, Event, OverdueWatch

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo import _native
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.collectives import Collectives
 from octavo.distributed.groups import Allocate
 from octavo.distributed.mesh import Mesh

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo, Store, TCPStore
 
-from octavo.core.listening import own_address
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.listening import own_address
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
 

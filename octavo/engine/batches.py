@@ -18,7 +18,7 @@ from octavo.core.request_options import RequestOptions, one_for_each
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.interrupt import Interrupt, deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.progress import ProgressBar
+from octavo.engine.output.progress import ProgressBar
 from octavo.errors import ConfigError, InvalidRequest, RequestFailed, named_by_the_caller
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None

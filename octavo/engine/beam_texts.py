@@ -14,8 +14,8 @@ import msgspec
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ModelRunnerOutput, RowOutput
-from octavo.engine.detokenizer import SequenceText
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.detokenizer import SequenceText
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import ConfigError
 
 Find = Callable[[int], tuple[SequenceGroup | None, Sequence | None]]

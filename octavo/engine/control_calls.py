@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from octavo.config.schema import EngineConfig
-from octavo.core import frames
 from octavo.core.messages import Call, CallResult, SchedulerStats, Shutdown
+from octavo.core.process import frames
 from octavo.errors import EngineDeadError, RequestFailed
 
 NOT_WAITED_FOR: Final = 0

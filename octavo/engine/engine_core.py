@@ -29,8 +29,8 @@ from octavo.engine.pause import Pause
 from octavo.engine.profiling import switch_profile
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.sleep import Sleep, WeightVersion
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.timed_scheduler import TimedScheduler
-from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.events import EventLog

@@ -26,16 +26,16 @@ from octavo.core.request_limits import checked_ttl_s
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
-from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
-from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
-from octavo.engine.metric_reader import CountedMetric, read_metrics
-from octavo.engine.open_request import OpenRequest
-from octavo.engine.output_processor import OutputProcessor, Processed
+from octavo.engine.input.input_processor import InputProcessor, InputSetup, PrefixLike, open_tokenizer
+from octavo.engine.output.metric_reader import CountedMetric, read_metrics
+from octavo.engine.output.open_request import OpenRequest
+from octavo.engine.output.output_processor import OutputProcessor, Processed
+from octavo.engine.output.request_counts import RequestCounts
 from octavo.engine.pause import check_mode
-from octavo.engine.request_counts import RequestCounts
 from octavo.engine.sleep import check_level, check_tags, checked_version, checkpoint_path
+from octavo.engine.text.chat_template import ChatOptions, ChatTemplate, Message
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.thread_turns import ThreadTurns, Wakes, in_turn
-from octavo.engine.tokenizer import Tokenizer
 from octavo.engine.weight_folder import WeightFolder
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
 from octavo.structured_output.grammars import check_grammar

@@ -1,8 +1,8 @@
 """Records all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
-The file is a sequence of frames (octavo/core/frames.py): first the settings, then in their order requests, aborts,
-stops, pins, resets, pauses, the time of each call of `schedule` with a digest of the step that it planned, and the time
-and results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
+The file is a sequence of frames (octavo/core/process/frames.py): first the settings, then in their order requests,
+aborts, stops, pins, resets, pauses, the time of each call of `schedule` with a digest of the step that it planned, and
+the time and results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
 
 Salts and namespaces are secrets of the senders. A recording replaces them by other words; within it, equal salts have
 equal words.
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 
-from octavo.core import frames
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import PinnedPrefix
+from octavo.core.process import frames
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.worker.identity import Identity
+from octavo.worker.start.identity import Identity
 
 SEEN_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 ORPHANED: Final = 3

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from octavo.core import frames
-from octavo.core.authentication import GREETING_S, authenticate, introduce, keep_alive
-from octavo.core.listening import Greetings, cut
 from octavo.core.messages import CoreFailed
+from octavo.core.process import frames
+from octavo.core.process.authentication import GREETING_S, authenticate, introduce, keep_alive
+from octavo.core.process.listening import Greetings, cut
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import Rank
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.platform import usable_cores
 
@@ -87,7 +87,7 @@ def make_executor(config: EngineConfig, on_death: OnDeath | None = None, on_note
     if num_ranks == 1:
         return open_rank(config, notify=None if on_note is None else partial(on_note, 0))
     if num_ranks > usable_cores():  # so many processes may take minutes to start: what is wrong is found before
-        from octavo.worker.opening import check_sizes
+        from octavo.worker.start.opening import check_sizes
 
         check_sizes(config)
     start: StartRanks = resolve_name(EXECUTORS[config.device.executor])
@@ -106,7 +106,7 @@ def open_rank(
 
     Raises ConfigError or CheckpointError.
     """
-    from octavo.worker.ahead import collector_paused, read_ahead
+    from octavo.worker.start.ahead import collector_paused, read_ahead
 
     with collector_paused():
         ahead = read_ahead(config, rank)
@@ -126,7 +126,7 @@ def import_worker() -> None:
     Only for a process that runs nothing but an engine: it gets torch without what an engine never uses.
     """
     from octavo.core.light_torch import without_meta_registrations
-    from octavo.worker.ahead import collector_paused
+    from octavo.worker.start.ahead import collector_paused
 
     # who needs the module imports it again, and meets what goes wrong with it
     with suppress(ImportError), collector_paused(), without_meta_registrations():

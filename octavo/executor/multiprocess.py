@@ -14,10 +14,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from octavo.core import frames, processes
 from octavo.core.launched import LaunchedStep
 from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.processes import Process, ProcessState
+from octavo.core.process import frames, processes
+from octavo.core.process.processes import Process, ProcessState
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.executor.channel import FromRank, Note, RankCall, Start, Step, StepResult, Value

@@ -22,9 +22,9 @@ import msgspec
 
 from octavo import __version__
 from octavo.config.schema import EngineConfig
-from octavo.core import frames
 from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.processes import end_now, end_with, report_failure, run_reporting
+from octavo.core.process import frames
+from octavo.core.process.processes import end_now, end_with, report_failure, run_reporting
 from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
 from octavo.executor.channel import (
@@ -42,7 +42,7 @@ from octavo.executor.channel import (
 )
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
 from octavo.logging import set_up
-from octavo.worker.identity import Identity
+from octavo.worker.start.identity import Identity
 
 _log = logging.getLogger(__name__)
 

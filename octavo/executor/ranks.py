@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from octavo.core import frames, processes
-from octavo.core.authentication import read_secret
-from octavo.core.processes import Process
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process import frames, processes
+from octavo.core.process.authentication import read_secret
+from octavo.core.process.processes import Process
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.executor.channel import ORPHANED, Here, Start
 from octavo.executor.cluster import Gathering, Join, connect
 from octavo.executor.executor import OnNote, OpenWorker, open_rank
@@ -60,7 +60,7 @@ def start_ranks(
     gpus: as in `Start`; that of this process is its caller's matter.
     Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not come.
     """
-    from octavo.worker.identity import Identity
+    from octavo.worker.start.identity import Identity
 
     device = config.device
     num_ranks = device.num_ranks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.core.listening import cut
+from octavo.core.process.listening import cut
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import SEEN_GPUS
 from octavo.executor.cluster import Gathering

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.core.sentence_pieces import piece_merges
-from octavo.core.tiktoken import GPT4, QWEN
-from octavo.core.tiktoken import PATTERN as KIMI
+from octavo.core.vocabulary.sentence_pieces import piece_merges
+from octavo.core.vocabulary.tiktoken import GPT4, QWEN
+from octavo.core.vocabulary.tiktoken import PATTERN as KIMI
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.encoder_tokenizer import add_ends, unigram, word_piece, word_pieces
 from octavo.gguf.reader import Array, GGUFFile

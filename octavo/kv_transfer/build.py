@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.authentication import read_secret
+from octavo.core.process.authentication import read_secret
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store

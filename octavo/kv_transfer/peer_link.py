@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from octavo.core import frames
-from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.core.listening import cut, listen_privately, open_connection
+from octavo.core.process import frames
+from octavo.core.process.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.process.listening import cut, listen_privately, open_connection
 from octavo.errors import ConfigError, OctavoError
 from octavo.kv_transfer.messages import Heartbeat, PeerHello, PeerMessage
 

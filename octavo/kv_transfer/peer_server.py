@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.listening import Greetings
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process.listening import Greetings
 from octavo.errors import OctavoError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from octavo.core.listening import in_time
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process.listening import in_time
 from octavo.errors import OctavoError
 from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.messages import (

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import msgspec
 
-from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process import frames
 from octavo.kv_transfer.connector import BlockSource, Connector, Fetch
 from octavo.kv_transfer.messages import Fetched, RankCommands, RankNotes
 

@@ -11,7 +11,7 @@ import msgspec
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.pooling_config import sees_both
+from octavo.config.pooling.pooling_config import sees_both
 from octavo.config.section import shown
 from octavo.core.model_shape import CacheGroup, KeysAndValues, LayerCache, ModelShape, group_layers
 from octavo.distributed.mesh import Mesh

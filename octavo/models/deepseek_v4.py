@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.released_deepseek import KINDS
+from octavo.config.released.deepseek import KINDS
 from octavo.core.model_shape import LayerCache, Spaced
 from octavo.distributed.mesh import Mesh
 from octavo.layers.compressed import Compression, Compressor, GroupedLinear, WindowAttention, end_turned

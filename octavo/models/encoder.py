@@ -13,7 +13,7 @@ from torch import nn
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media.media_families import media_family
 from octavo.config.section import COUNTS
 from octavo.core.light_torch import import_meta_registrations
 from octavo.errors import CheckpointError, UnsupportedModel, one_line

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media.media_families import media_family
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import RoundedFactor
 from octavo.layers.norm import RMSNorm

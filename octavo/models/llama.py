@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.native_mistral import NATIVE
+from octavo.config.released.mistral import NATIVE
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF
 from octavo.layers.embedding import LMHead

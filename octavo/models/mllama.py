@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import MOST_CROSS_IMAGES
+from octavo.config.media.images import MOST_CROSS_IMAGES
 from octavo.config.text_config import NUM_UNDRAWN
 from octavo.core.model_shape import Encoded, LayerCache
 from octavo.distributed.mesh import Mesh

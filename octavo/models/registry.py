@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
-from octavo.config.media_families import FAMILIES, media_family
+from octavo.config.media.images import image_settings
+from octavo.config.media.media_families import FAMILIES, media_family
+from octavo.config.media.sounds import sound_section
 from octavo.config.section import shown
-from octavo.config.sounds import sound_section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from octavo.config.checkpoint import CONFIG, QUANTIZATION, Checkpoint
 from octavo.config.own_adapters import own_adapter_files
+from octavo.config.pooling.task_adapters import task_adapter
 from octavo.config.section import read_json_object
-from octavo.config.task_adapters import task_adapter
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import WHOLE

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media.media_families import media_family
 from octavo.config.safetensors_header import TensorInfo
 from octavo.errors import CheckpointError
 from octavo.gguf.names import OWN

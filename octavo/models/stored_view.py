@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.task_adapters import task_adapter
+from octavo.config.pooling.task_adapters import task_adapter
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.layer import Parts
 from octavo.models.decoder import DecoderStack

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.pooling.task_adapters import FILES, TaskAdapter, task_adapter
 from octavo.config.section import read_section
-from octavo.config.task_adapters import FILES, TaskAdapter, task_adapter
 from octavo.errors import CheckpointError
 from octavo.layers.layer import WHOLE, Parts
 from octavo.models.weight_files import StoredTensor, checkpoint_tensors, stored_tensors

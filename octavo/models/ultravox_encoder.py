@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.sounds import sound_section
+from octavo.config.media.sounds import sound_section
 from octavo.models.fallback.library import refusal
 from octavo.models.hearing import SoundReader, whisper_vectors
 

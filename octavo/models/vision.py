@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import EmbeddingOverride, IntermediateTensors, ModelInput, NotedStates
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
-from octavo.config.media_families import media_family
-from octavo.config.media_family import MediaFamily
-from octavo.config.native_mistral import NATIVE
+from octavo.config.media.images import image_settings
+from octavo.config.media.media_families import media_family
+from octavo.config.media.media_family import MediaFamily
+from octavo.config.released.mistral import NATIVE
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Layer

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.encoder_sizes import check_encoder
-from octavo.config.listeners import COHERE, MOONSHINE, RATE, expect_parakeet
+from octavo.config.media.encoder_sizes import check_encoder
+from octavo.config.media.listeners import COHERE, MOONSHINE, RATE, expect_parakeet
 from octavo.config.section import read_section
 from octavo.core.model_shape import Encoded, KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh

@@ -13,16 +13,16 @@ import numpy as np
 
 from octavo.config.blamed_keys import blamed_keys
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import MOST_CROSS_IMAGES
-from octavo.config.media_families import media_family
+from octavo.config.media.images import MOST_CROSS_IMAGES
+from octavo.config.media.media_families import media_family
 from octavo.config.section import Section, read_json_object
 from octavo.core.media import MediaInput, digest_of, typed_array
 from octavo.errors import CheckpointError, ConfigError, MissingLibrary, one_line
-from octavo.multimodal.image_processors import OWN_PROCESSORS
 from octavo.multimodal.image_writer import Context, first_positive
 from octavo.multimodal.image_writers import IMAGE_WRITERS
 from octavo.multimodal.images import decoded
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text, spans_of
+from octavo.multimodal.processors.image_processors import OWN_PROCESSORS
 from octavo.multimodal.video_writers import VIDEO_WRITERS
 from octavo.multimodal.videos import decoded_video
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from octavo.config.image_fits import num_queries
+from octavo.config.media.image_fits import num_queries
 from octavo.config.section import Section
 from octavo.errors import InvalidRequest
 from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
 from octavo.multimodal.image_writer import Arrays, Context, ImageWriter, first_positive
-from octavo.multimodal.molmo2_images import molmo2_prompt, molmo2_tokens
+from octavo.multimodal.processors.molmo2_images import molmo2_prompt, molmo2_tokens
 from octavo.multimodal.tiled_prompts import (
     aya_prompt,
     cohere2_prompt,

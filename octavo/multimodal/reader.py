@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from octavo.config.checkpoint import CONFIG, Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
+from octavo.config.media.media_families import media_family
+from octavo.config.media.sounds import sound_section
 from octavo.config.media_args import media_limits
-from octavo.config.media_families import media_family
-from octavo.config.native_mistral import is_native
 from octavo.config.own_adapters import own_adapter
+from octavo.config.released.mistral import is_native
 from octavo.config.schema import ModelConfig
-from octavo.config.sounds import sound_section
 from octavo.core.adapter import LoRARequest
 from octavo.core.cache_key import Placeholder
 from octavo.core.media import MediaInput
@@ -37,10 +37,10 @@ from octavo.multimodal.vector_parts import without_vectors
 
 if TYPE_CHECKING:
     from octavo.multimodal.image_prompts import ImagePrompts
-    from octavo.multimodal.log_mel import LogMel
     from octavo.multimodal.omni_prompts import OmniPrompts
+    from octavo.multimodal.processors.log_mel import LogMel
+    from octavo.multimodal.processors.waveform import Waveform
     from octavo.multimodal.sound_prompts import SoundPrompts
-    from octavo.multimodal.waveform import Waveform
 
 _log = logging.getLogger(__name__)
 
@@ -96,14 +96,14 @@ class MediaReader:
     @cached_property
     def listener(self) -> LogMel | Waveform:
         """The preprocessing of a model that reads sounds through caches. Raises CheckpointError."""
-        from octavo.multimodal.waveform import listener_of
+        from octavo.multimodal.processors.waveform import listener_of
 
         return listener_of(Checkpoint.of(self._model))
 
     @property
     def hearing(self) -> SoundPrompts | Waveform | None:
         """What reads the sounds of a model that is asked in prompts to write them down; None for any other."""
-        from octavo.multimodal.log_mel import LogMel
+        from octavo.multimodal.processors.log_mel import LogMel
 
         found = self.listener if self._is_heard else self.sounds
         return None if isinstance(found, LogMel) else found

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media.media_families import media_family
 from octavo.config.section import Section
 from octavo.core.media import MediaInput
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
-from octavo.multimodal.gemma_sounds import Around
 from octavo.multimodal.image_writer import first_positive
-from octavo.multimodal.log_mel import LogMel
 from octavo.multimodal.placeholders import JoinedLines, matched, no_text
+from octavo.multimodal.processors.gemma_sounds import Around
+from octavo.multimodal.processors.log_mel import LogMel
 from octavo.multimodal.sound import FIELD, MAX_SECONDS, read_sound, sound_input
 from octavo.multimodal.sound_writers import SOUND_WRITERS, Mel
 

@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import PROCESSOR_FILES
+from octavo.config.media.images import PROCESSOR_FILES
 from octavo.config.section import Section, read_section
 from octavo.core.media import MediaInput
-from octavo.multimodal import gemma_sounds
-from octavo.multimodal.gemma_sounds import Around, Frames
-from octavo.multimodal.levelled_sound import DURATION, LevelledSamples, levelled_sound
-from octavo.multimodal.levelled_sound import MOST_S as MOST_LEVELLED_S
-from octavo.multimodal.log_mel import LogMel
-from octavo.multimodal.minicpm_sounds import WORDS, minicpm_around, minicpm_window, minicpm_windows
-from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
-from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
 from octavo.multimodal.placeholders import Words
+from octavo.multimodal.processors import gemma_sounds
+from octavo.multimodal.processors.gemma_sounds import Around, Frames
+from octavo.multimodal.processors.levelled_sound import DURATION, LevelledSamples, levelled_sound
+from octavo.multimodal.processors.levelled_sound import MOST_S as MOST_LEVELLED_S
+from octavo.multimodal.processors.log_mel import LogMel
+from octavo.multimodal.processors.minicpm_sounds import WORDS, minicpm_around, minicpm_window, minicpm_windows
+from octavo.multimodal.processors.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces, parakeet_window
+from octavo.multimodal.processors.phi4_sounds import MOST_S, Phi4Mel, phi4_sound
+from octavo.multimodal.processors.stacked_mel import StackedMel, stacked_sound
+from octavo.multimodal.processors.usm_mel import UsmMel
 from octavo.multimodal.sound import MAX_SECONDS, Samples, sound_input, too_short
-from octavo.multimodal.stacked_mel import StackedMel, stacked_sound
-from octavo.multimodal.usm_mel import UsmMel
 
 Mel = LogMel | UsmMel | Frames | LevelledSamples | ParakeetMel | Phi4Mel | StackedMel
 """The classes that make the spectrograms or samples that an encoder reads."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.config.section import Section
 from octavo.multimodal.image_writer import Arrays, Context
-from octavo.multimodal.stamped_frames import check_font, stamped
+from octavo.multimodal.processors.stamped_frames import check_font, stamped
 from octavo.multimodal.videos import Video
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from octavo.core import frames
-from octavo.core.authentication import GREETING_S, keep_alive
+from octavo.core.process import frames
+from octavo.core.process.authentication import GREETING_S, keep_alive
 from octavo.errors import ConfigError, PipeError
 from octavo.pipes.metadata import bytes_of
 from octavo.pipes.ring import RING_BYTES, Memory, RingCarrier

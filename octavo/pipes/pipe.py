@@ -21,8 +21,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.core.listening import Greetings, cut, in_time, listen_privately, open_connection
+from octavo.core.process.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.process.listening import Greetings, cut, in_time, listen_privately, open_connection
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.address import SCHEMES, Address
 from octavo.pipes.carrier import Carrier

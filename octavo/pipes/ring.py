@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from octavo.core.listening import cut
+from octavo.core.process.listening import cut
 from octavo.errors import PipeClosed, PipeError
 from octavo.pipes.socket_pipe import SocketCarrier, wait_for
 

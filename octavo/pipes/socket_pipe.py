@@ -6,7 +6,7 @@ import select
 import socket
 import time
 
-from octavo.core.listening import cut
+from octavo.core.process.listening import cut
 from octavo.errors import PipeClosed, PipeError
 
 

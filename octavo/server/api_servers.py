@@ -1,7 +1,7 @@
 """Starts, supervises and ends the processes of several API servers in front of the same engine cores.
 
-The first process is the hub between them and the cores (`octavo.engine.hub`) and speaks no HTTP. A server that dies is
-started again; its requests end. Each server runs `python -m octavo.server.api_servers FD`.
+The first process is the hub between them and the cores (`octavo.engine.cores.hub`) and speaks no HTTP. A server that
+dies is started again; its requests end. Each server runs `python -m octavo.server.api_servers FD`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
-from octavo.core import frames, processes
-from octavo.engine.hub import Hub
-from octavo.engine.hub_client import HubClient
-from octavo.engine.replicas import Replicas, StartReplicas
+from octavo.core.process import frames, processes
+from octavo.engine.cores.hub import Hub
+from octavo.engine.cores.hub_client import HubClient
+from octavo.engine.cores.replicas import Replicas, StartReplicas
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.server.app import loading_app
-from octavo.server.connections import CLOSING_S
+from octavo.server.http.connections import CLOSING_S
+from octavo.server.http.sockets import bind
 from octavo.server.routes.control import abort_own, own_counts
 from octavo.server.serving import EXIT_ENGINE_DEAD, EXIT_STOPPED, run_to_exit_code, serve_on
-from octavo.server.sockets import bind
 
 BACK_OFF_S: Final = 1.0
 """Seconds before a server that died within `SOON_S` of its start is started again; doubled each time."""

@@ -26,12 +26,12 @@ from octavo.server.decode import query_of
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
 from octavo.server.formats.format import check_parsers
+from octavo.server.http.websocket import not_by_this_server
 from octavo.server.key_file import KeyRing
 from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.rate_limits import Meter
 from octavo.server.shared_bytes import FeatureLimits
 from octavo.server.tracing import open_tracer
-from octavo.server.websocket import not_by_this_server
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -18,9 +18,9 @@ from typing import Final
 from starlette.types import Message, Receive
 
 from octavo.server.errors import ApiError
+from octavo.server.http.sockets import is_loopback
 from octavo.server.multipart import is_form
 from octavo.server.shared_bytes import SharedBytes
-from octavo.server.sockets import is_loopback
 
 Fields = Mapping[bytes, bytes]
 """The headers of a request by their names in lower case; the values of a repeated header are joined by commas."""

@@ -23,7 +23,7 @@ from octavo.server.texts import Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.engine.metric_views import Counts
+    from octavo.engine.output.metric_views import Counts
     from octavo.server.tracing import Tracer
 
 T = TypeVar("T")

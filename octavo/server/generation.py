@@ -23,7 +23,7 @@ from octavo.core.prompt import Prompt
 from octavo.core.request_limits import check_response_logprobs
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.readers import DirectReader
+from octavo.engine.output.readers import DirectReader
 from octavo.errors import EngineDeadError, named_by_the_caller
 from octavo.server.checks import Fields
 from octavo.server.context import ServerContext

@@ -15,10 +15,10 @@ import msgspec
 from octavo.config.server_args import ServerArgs
 from octavo.core.media import MediaInput
 from octavo.core.prompt import Prompt
-from octavo.engine.chat_template import ChatOptions
-from octavo.engine.input_processor import InputProcessor, InputSetup
-from octavo.engine.template_budget import RenderLimits
-from octavo.engine.vector_input import num_unseen_of
+from octavo.engine.input.input_processor import InputProcessor, InputSetup
+from octavo.engine.input.vector_input import num_unseen_of
+from octavo.engine.text.chat_template import ChatOptions
+from octavo.engine.text.template_budget import RenderLimits
 from octavo.errors import InvalidRequest
 from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.formats.format import AUTO

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.core.logprob_list import LogprobList
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
-from octavo.server.turns import FewPerTurn
+from octavo.server.http.turns import FewPerTurn
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle

@@ -24,16 +24,16 @@ from octavo.config.args import EngineArgs
 from octavo.config.schema import EngineConfig
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import SchedulerStats
-from octavo.engine.replicas import Replicas, StartReplicas
+from octavo.engine.cores.replicas import Replicas, StartReplicas
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import App, loading_app
-from octavo.server.connections import CLOSING_S, MOST_UNCOUNTED, Connections
-from octavo.server.encryption import Encrypted
 from octavo.server.errors import shutting_down
-from octavo.server.http_protocol import HttpProtocol
+from octavo.server.http.connections import CLOSING_S, MOST_UNCOUNTED, Connections
+from octavo.server.http.encryption import Encrypted
+from octavo.server.http.http_protocol import HttpProtocol
+from octavo.server.http.sockets import listening, load_certificate, stop_listening, tls_context, url_of
 from octavo.server.key_file import check_tenant_weights, read_callers
 from octavo.server.sending import OpenRequests
-from octavo.server.sockets import listening, load_certificate, stop_listening, tls_context, url_of
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from octavo.core import frames, processes
+from octavo.core.process import frames, processes
 from octavo.server.errors import ApiError
 from octavo.server.preparing import TextSetup
 from octavo.server.text_process import (

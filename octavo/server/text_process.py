@@ -22,14 +22,14 @@ from typing import Final
 
 import msgspec
 
-from octavo.core import frames
-from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.core.process import frames
+from octavo.engine.input.input_processor import InputProcessor, open_tokenizer
 from octavo.multimodal.media_urls import MustReadElsewhere
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
 from octavo.server.preparing import Preparer, TextSetup, prepared
 from octavo.server.schema.bodies import TokensBody
-from octavo.server.sounds import HEAR, hear
+from octavo.server.speech.sounds import HEAR, hear
 
 JOB_CPU_S: Final = 30.0
 """Seconds of processor time that one job may take."""

@@ -15,8 +15,8 @@ import msgspec
 from starlette.requests import Request
 
 from octavo.core.prompt import Prompt
-from octavo.engine.chat_template import TemplateTooExpensive
-from octavo.engine.template_budget import RenderLimits
+from octavo.engine.text.chat_template import TemplateTooExpensive
+from octavo.engine.text.template_budget import RenderLimits
 from octavo.server.decode import RequestBody, decode, decoder, read_body
 from octavo.server.formats.reading import ModelFormat
 from octavo.server.keys import sender_of

@@ -17,17 +17,17 @@ import msgspec
 
 from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.resume import ResumedSequence
-from octavo.engine.dispatch import DispatchEntry
-from octavo.engine.router import Router
+from octavo.engine.cores.dispatch import DispatchEntry
+from octavo.engine.cores.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
 from octavo.simulate.replica import SimulatedReplica
 from octavo.simulate.traces import Trace
 
 if TYPE_CHECKING:
-    from octavo.engine.dispatch import Dispatch
-    from octavo.engine.replica import Replica
-    from octavo.engine.split import Split
+    from octavo.engine.cores.dispatch import Dispatch
+    from octavo.engine.cores.replica import Replica
+    from octavo.engine.cores.split import Split
 
 MAX_SAMPLES: Final = 512
 """Most samples: beyond it every second one is dropped, and from then on half as many are taken."""

@@ -13,8 +13,8 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
-from octavo.engine.router import ROUTERS, LeastLoaded, RoundRobin
-from octavo.engine.split import Split, SplitRates
+from octavo.engine.cores.router import ROUTERS, LeastLoaded, RoundRobin
+from octavo.engine.cores.split import Split, SplitRates
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Cluster
@@ -26,7 +26,7 @@ from octavo.simulate.speculation import Guessing
 from octavo.simulate.traces import Trace, TraceRequest
 
 if TYPE_CHECKING:
-    from octavo.engine.replica import Replica
+    from octavo.engine.cores.replica import Replica
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from octavo.core.ranked_tokens import ranked_beside, read_ranked
 from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.core.vocabulary.ranked_tokens import ranked_beside, read_ranked
 from octavo.errors import InvalidRequest
 from octavo.structured_output.grammars import grammar_of, parser_limits, without_forcing
 from octavo.structured_output.marks import Vocabulary

@@ -19,7 +19,7 @@ from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.refusals import not_finite
 from octavo.sampling.sampler import Sampler
-from octavo.worker.input_batch import BatchRow
+from octavo.worker.batch.input_batch import BatchRow
 
 LOGITS_BYTES = 64 << 20
 """Most float32 logits that are computed at once; a single row may exceed it."""

@@ -23,10 +23,10 @@ from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.sampler import RepeatableSampler, Sampler
+from octavo.worker.batch.input_batch import BatchRow
+from octavo.worker.batch.sequence_state import SequenceState
 from octavo.worker.drawing import LOGITS_BYTES, Position, output_of, positions_of
-from octavo.worker.input_batch import BatchRow
 from octavo.worker.model_runner import ModelRunner, RunnerParts
-from octavo.worker.sequence_state import SequenceState
 from octavo.worker.shared_sampler import logits_of_all
 from octavo.worker.whole_steps import WholeSteps, is_decode
 

@@ -16,12 +16,12 @@ from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
+from octavo.worker.batch.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.batch.sequence_state import Sequences
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.drafter import Drafter
+from octavo.worker.drafting.drafter import Drafter
 from octavo.worker.drawing import Drawing, RowResults, sampling_rows
-from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.prompt_encodings import CrossEncodings, PromptEncodings
-from octavo.worker.sequence_state import Sequences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.pooling_config import DenseModule, PoolingConfig
+from octavo.config.pooling.pooling_config import DenseModule, PoolingConfig
 from octavo.core.pooling import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED, TOKEN_TASKS, PoolingParams
 from octavo.core.step import RowOutput
 from octavo.distributed.mesh import Mesh
@@ -25,8 +25,8 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.weight_files import stored_tensors
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.refusals import not_finite
+from octavo.worker.batch.input_batch import BatchRow
 from octavo.worker.drawing import LOGITS_BYTES
-from octavo.worker.input_batch import BatchRow
 from octavo.worker.shared_sampler import logits_of_all
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {

@@ -20,8 +20,8 @@ from octavo.devices.device import Device
 from octavo.errors import CheckpointError, one_line
 from octavo.models.decoder import DecoderStack
 from octavo.models.encoder import without_layers
-from octavo.worker.input_batch import BatchRow, Encoding
-from octavo.worker.packed_arrays import copy_to_device
+from octavo.worker.batch.input_batch import BatchRow, Encoding
+from octavo.worker.batch.packed_arrays import copy_to_device
 
 _REMEDY: Final = "sizes in config.json and preprocessor_config.json do not belong together; download both again"
 _MOST_ELEMENTS: Final = 1 << 17

@@ -16,9 +16,9 @@ from octavo.distributed.mesh import Mesh
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.sampler import DrawnTokens, RepeatableSampler
+from octavo.worker.batch.input_batch import BatchRow
+from octavo.worker.batch.sequence_state import Sequences, SequenceState
 from octavo.worker.drawing import LOGITS_BYTES, output_of
-from octavo.worker.input_batch import BatchRow
-from octavo.worker.sequence_state import Sequences, SequenceState
 from octavo.worker.shared_sampler import logits_of_all
 
 

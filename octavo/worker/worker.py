@@ -21,8 +21,8 @@ from octavo.config.json_options import profiler_config
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.launched import LaunchedStep
 from octavo.core.media import MediaInput
-from octavo.core.processes import SHUTDOWN_TIMEOUT_S
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.processes import SHUTDOWN_TIMEOUT_S
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.support import open_supporting
 from octavo.distributed.groups import Allocate, Meet, open_groups
@@ -32,19 +32,19 @@ from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
-from octavo.worker.ahead import Ahead, collect_frozen, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine, SwapSpace, begin_swap_space
 from octavo.worker.calls import MAY_FAIL, OF_ADAPTERS, STARTING, check_call
-from octavo.worker.identity import Identity
 from octavo.worker.launching import LaunchingRunner
-from octavo.worker.loading import LoadedRank, RankParts
-from octavo.worker.memory import refusing_too_little
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.opening import kept_bytes, mesh_of_rank, open_models, proving_parts
 from octavo.worker.profiling import Profiling
-from octavo.worker.sizing import Sizing
+from octavo.worker.start.ahead import Ahead, collect_frozen, collector_paused
+from octavo.worker.start.identity import Identity
+from octavo.worker.start.loading import LoadedRank, RankParts
+from octavo.worker.start.memory import refusing_too_little
+from octavo.worker.start.opening import kept_bytes, mesh_of_rank, open_models, proving_parts
+from octavo.worker.start.sizing import Sizing
+from octavo.worker.start.warm_up import WarmUp
 from octavo.worker.step_watch import StepWatch, TimedModel
-from octavo.worker.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -352,7 +352,7 @@ class Worker:
         secret of both ends, and the id of this start of the engine. Returns the addresses that blocks are sent from; a
         rank on another machine chooses its address towards the first one. Raises ConfigError.
         """
-        from octavo.core.listening import own_address
+        from octavo.core.process.listening import own_address
 
         device = self._config.device
         if host and self._mesh.rank >= self._mesh.size // device.nnodes:

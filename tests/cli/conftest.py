@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from octavo.cli.main import main
-from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.text.chat_template import ChatTemplate
 from tests.fakes.byte_tokenizer import byte_tokenizer, write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.core import VOCAB_SIZE, ScriptedCore, engine_config

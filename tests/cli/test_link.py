@@ -12,7 +12,7 @@ from octavo.cli.proxy import ProxyOptions
 from octavo.cli.serve import serve
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
-from octavo.core.authentication import read_secret
+from octavo.core.process.authentication import read_secret
 from octavo.errors import ConfigError
 
 

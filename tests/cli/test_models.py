@@ -10,7 +10,7 @@ import pytest
 
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.cli.models import families
-from octavo.config.media_families import FAMILIES
+from octavo.config.media.media_families import FAMILIES
 from octavo.models.registry import known_architectures
 from tests.cli.conftest import Command
 from tests.fakes.hub import FakeHub, serve_hub

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import main
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.engine.recorder import Planned
 from octavo.simulate.replay import read_recording
 from tests.cli.conftest import Command

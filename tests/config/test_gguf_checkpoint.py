@@ -12,7 +12,7 @@ from octavo.config.explain import model_facts
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.resolve import configure
 from octavo.errors import ConfigError
-from octavo.worker.identity import model_digest
+from octavo.worker.start.identity import model_digest
 from tests.fakes.mmproj_files import convert_both, make_released
 
 

@@ -14,7 +14,7 @@ from octavo.config import hub
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.listed import refuse_unlisted
-from octavo.config.media_families import BY_ARCHITECTURE
+from octavo.config.media.media_families import BY_ARCHITECTURE
 from octavo.config.resolve import configure
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models import registry

@@ -16,7 +16,7 @@ from octavo.config.resolve import resolve
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.models.registry import resolve_model
 from octavo.platform import Platform
-from octavo.worker.identity import model_digest
+from octavo.worker.start.identity import model_digest
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.gguf_files import convert
 

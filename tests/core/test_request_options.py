@@ -11,7 +11,7 @@ import pytest
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.request_options import BatchKeywords, RequestKeywords, RequestOptions, options_of_each
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.chat_template import ChatKeywords, ChatOptions
+from octavo.engine.text.chat_template import ChatKeywords, ChatOptions
 from octavo.errors import InvalidRequest
 
 

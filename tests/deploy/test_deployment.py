@@ -21,7 +21,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
-from octavo.engine.metrics import Metrics
+from octavo.engine.output.metrics import Metrics
 from octavo.server.endpoints import ENDPOINTS
 from tests.deploy.overlays import Manifest, identity, render
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo import LLM, SamplingParams
 from octavo.core.step import RowOutput
 from octavo.errors import ConfigError
-from octavo.worker.drafter import Drafter
+from octavo.worker.drafting.drafter import Drafter
 from tests.conformance.runtimes import LEVELS
 from tests.e2e import test_adapters as adapters
 from tests.e2e import test_images as images

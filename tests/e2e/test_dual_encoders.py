@@ -11,7 +11,7 @@ import torch
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.engine.chat_template import ChatOptions
+from octavo.engine.text.chat_template import ChatOptions
 from octavo.errors import ConfigError
 from octavo.models.loader import LoadedModel
 from tests.fakes.rank_threads import llm_of_ranks

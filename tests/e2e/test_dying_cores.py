@@ -18,7 +18,7 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine import replica as replica_module
+from octavo.engine.cores import replica as replica_module
 from tests.fakes import whole_engines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError
 from octavo.multimodal.image_prompts import ImagePrompts

@@ -12,7 +12,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError

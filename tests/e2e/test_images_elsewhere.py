@@ -11,7 +11,7 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine import replica as replica_module
+from octavo.engine.cores import replica as replica_module
 from tests.e2e.test_dying_cores import processes
 from tests.fakes import whole_engines
 from tests.fakes.vision import image, make_vision_checkpoint

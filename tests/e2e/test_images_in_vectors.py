@@ -15,9 +15,9 @@ import torch
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.core.pooling import PoolingParams
-from octavo.engine.chat_template import ChatOptions
+from octavo.engine.text.chat_template import ChatOptions
 from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.server.preparing import Prepared, Preparer, TextPolicy, prepared
 from octavo.server.schema.vectors import EmbeddingRequest

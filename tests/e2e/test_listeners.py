@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.config import media_families
+from octavo.config.media import media_families
 from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from octavo.models import whisper
 from octavo.server.schema.audio import TranscriptionRequest
-from octavo.server.speech_prompts import Asked, style_of
+from octavo.server.speech.speech_prompts import Asked, style_of
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_families import check_schedules
 from tests.e2e.test_images import assert_agrees

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.media.sounds import sound_section
 from octavo.config.section import Section
-from octavo.config.sounds import sound_section
 from octavo.core.outputs import RequestOutput
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
-from octavo.multimodal.minicpm_sounds import WORDS, minicpm_window
+from octavo.multimodal.processors.minicpm_sounds import WORDS, minicpm_window
 from octavo.multimodal.sound_prompts import SoundPrompts
 from octavo.ops.registry import bind
 from tests.e2e.test_images import PARAMS, bits, generate

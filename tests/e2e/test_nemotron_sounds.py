@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.media.sounds import sound_section
 from octavo.config.section import Section
-from octavo.config.sounds import sound_section
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.multimodal.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces
+from octavo.multimodal.processors.parakeet_mel import ParakeetMel, nemotron_around, parakeet_pieces
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.checkpoints import edit_config
 from tests.fakes.hearing import OMNI, make_nemotron_omni

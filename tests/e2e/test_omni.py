@@ -91,7 +91,7 @@ def test_kinds_are_left_out_by_their_limits(path: Path, expected: list[RequestOu
 
 def test_wrong_values_are_refused_by_their_place_in_the_file(path: Path, tmp_path: Path) -> None:
     from octavo.config.checkpoint import Checkpoint
-    from octavo.config.sounds import sound_section
+    from octavo.config.media.sounds import sound_section
     from octavo.errors import CheckpointError
 
     config = json.loads((path / "config.json").read_text())

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
-from octavo.config.sounds import sound_section
+from octavo.config.media.images import image_settings
+from octavo.config.media.sounds import sound_section
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
-from octavo.multimodal.phi4_sounds import MOST_S, Phi4Mel
+from octavo.multimodal.processors.phi4_sounds import MOST_S, Phi4Mel
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.checkpoints import edit_config
 from tests.fakes.phi4 import as_released

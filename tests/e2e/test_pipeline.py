@@ -10,7 +10,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.scheduler.scheduler import Scheduler
-from octavo.worker.loading import Stage
+from octavo.worker.start.loading import Stage
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer

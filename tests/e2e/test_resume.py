@@ -15,7 +15,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import OutputKind
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output.output_processor import OutputProcessor
 from tests.conformance.runtimes import LEVELS
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")

@@ -24,10 +24,10 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import SchedulerStats
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine import replica as replica_module
-from octavo.engine import router as router_module
-from octavo.engine import split as split_module
-from octavo.engine.replica import Replica
+from octavo.engine.cores import replica as replica_module
+from octavo.engine.cores import router as router_module
+from octavo.engine.cores import split as split_module
+from octavo.engine.cores.replica import Replica
 from octavo.errors import OctavoError
 from tests.fakes import whole_engines
 from tests.fakes.checked_core import spawn_checked

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.sounds import sound_section
+from octavo.config.media.sounds import sound_section
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
-from octavo.config.read_pooling import pooling_config
+from octavo.config.media.images import image_settings
+from octavo.config.pooling.read_pooling import pooling_config
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors

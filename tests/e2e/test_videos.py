@@ -13,11 +13,11 @@ import torch
 from PIL import ImageFont
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
-from octavo.multimodal.stamped_frames import stamped, time_in_words
+from octavo.multimodal.processors.stamped_frames import stamped, time_in_words
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint
 from tests.fakes.vision_families import FAMILIES

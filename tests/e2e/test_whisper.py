@@ -15,8 +15,8 @@ from octavo import LLM, SamplingParams
 from octavo.core.media import MediaInput
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
-from octavo.multimodal.log_mel import LogMel
-from octavo.server.transcription import Transcriber
+from octavo.multimodal.processors.log_mel import LogMel
+from octavo.server.speech.transcription import Transcriber
 from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_families import check_schedules
 from tests.fakes.rank_threads import llm_of_ranks

@@ -9,8 +9,8 @@ import pytest
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.output.output_processor import OutputProcessor
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import CheckpointError
 from octavo.simulate.replay import Replay
 from tests.fakes.byte_tokenizer import byte_tokenizer

@@ -14,13 +14,13 @@ from octavo.async_llm import AsyncLLM
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.outputs import WeightVersionSpan
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine import replica as replica_module
+from octavo.engine.cores import replica as replica_module
+from octavo.engine.cores.replica import Replica
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.replica import Replica
 from octavo.errors import InvalidRequest, RequestFailed
-from tests.engine.test_hub import served
-from tests.engine.test_replicas import PROMPTS as READ_PROMPTS
-from tests.engine.test_replicas import eventually, kill, real_core, steps, undisturbed, whole
+from tests.engine.cores.test_hub import served
+from tests.engine.cores.test_replicas import PROMPTS as READ_PROMPTS
+from tests.engine.cores.test_replicas import eventually, kill, real_core, steps, undisturbed, whole
 from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import make_core, make_request
 from tests.fakes.fleet import Fleet, fleet

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.executor.cluster import Gathering, Join, connect
 from tests.executor.test_conformance import free_port

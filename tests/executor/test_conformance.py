@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from octavo.config.schema import EngineConfig
-from octavo.core.authentication import read_secret
+from octavo.core.process.authentication import read_secret
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.executor import Executor, OnNote, make_executor

@@ -12,7 +12,7 @@ import pytest
 
 from octavo.config.device_args import ParallelArgs
 from octavo.config.schema import EngineConfig
-from octavo.core import processes
+from octavo.core.process import processes
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.executor import EXECUTORS, make_executor
 from octavo.worker.worker import Worker
@@ -83,7 +83,7 @@ def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.Log
 
 
 def test_nothing_that_reads_ahead_imports_torch() -> None:
-    code = "import octavo.worker.ahead, sys; sys.exit('torch' in sys.modules)"
+    code = "import octavo.worker.start.ahead, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -17,15 +17,15 @@ import msgspec
 import pytest
 
 from octavo.config.schema import EngineConfig
-from octavo.core import frames, processes
 from octavo.core.launched import LaunchedStep
 from octavo.core.messages import CoreFailed
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process import frames, processes
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start, StepResult, Value
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
-from octavo.worker.identity import Identity
+from octavo.worker.start.identity import Identity
 from tests.executor.test_conformance import numbered
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FakeRank

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from octavo.config.schema import EngineConfig
-from octavo.core import frames
 from octavo.core.messages import Shutdown
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process import frames
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.executor.channel import Start, Step
 from octavo.executor.rank_process import serve_rank
-from octavo.worker.identity import Identity
+from octavo.worker.start.identity import Identity
 from tests.executor.test_conformance import numbered
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FakeRank, failed

@@ -22,15 +22,15 @@ import pytest
 
 from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig, ReplicaConfig
-from octavo.core import frames, processes
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process import frames, processes
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError
 from octavo.executor.channel import Here, Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.executor.ranks import _exit_codes, config_of_rank, serve_node, spawn_rank, start_ranks
-from octavo.worker.identity import Identity
+from octavo.worker.start.identity import Identity
 from tests.executor.test_conformance import free_port, numbered
 from tests.fakes.broken_rank import IS_KILLED, RAISES, REFUSES
 from tests.fakes.checkpoints import make_checkpoint

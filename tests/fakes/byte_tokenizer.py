@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from octavo.engine.tokenizer import Tokenizer as OctavoTokenizer
+from octavo.engine.text.tokenizer import Tokenizer as OctavoTokenizer
 
 BOS, EOS, USER = 256, 257, 258
 """Ids of `<bos>`, `<eos>` and `<user>`; the id of a byte is the byte."""

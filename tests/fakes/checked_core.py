@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from octavo.core import processes
-from octavo.engine.core_process import run
+from octavo.core.process import processes
+from octavo.engine.cores.core_process import run
 from octavo.engine.engine_core import EngineCore
 from tests.fakes.accounting import check_scheduler
 
@@ -25,7 +25,7 @@ def spawn_checked(patch: pytest.MonkeyPatch, wrap: Wrap = list) -> None:
     def spawned(
         module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
     ) -> tuple[socket.socket, processes.Process]:
-        if module != "octavo.engine.core_process":
+        if module != "octavo.engine.cores.core_process":
             return spawn(module, arguments, pass_fds)
         ours, theirs = socket.socketpair()
         with theirs:

@@ -18,7 +18,7 @@ from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import RecordedScheduler, Recorder
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler

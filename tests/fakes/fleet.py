@@ -14,15 +14,15 @@ from typing import Any
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.messages import CoreFailed, CoreReady
-from octavo.core.processes import report_failure
+from octavo.core.process.processes import report_failure
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import serve_core
-from octavo.engine.dispatch import Dispatch
-from octavo.engine.replica import Replica
-from octavo.engine.replicas import Replicas
-from octavo.engine.router import LeastLoaded, Router
-from octavo.engine.split import Split, SplitRates
+from octavo.engine.cores.core_client import ProcessClient
+from octavo.engine.cores.core_process import serve_core
+from octavo.engine.cores.dispatch import Dispatch
+from octavo.engine.cores.replica import Replica
+from octavo.engine.cores.replicas import Replicas
+from octavo.engine.cores.router import LeastLoaded, Router
+from octavo.engine.cores.split import Split, SplitRates
 from octavo.errors import ConfigError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config

@@ -11,9 +11,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from octavo.core.processes import run_reporting
-from octavo.engine.core_link import CoreAddress, CoreLink, LinkHello
-from octavo.engine.core_process import Inbox
+from octavo.core.process.processes import run_reporting
+from octavo.engine.cores.core_link import CoreAddress, CoreLink, LinkHello
+from octavo.engine.cores.core_process import Inbox
 from tests.fakes.core import ScriptedCore
 
 SECRET = b"0123456789abcdef"

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process import frames
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerHello, PeerRank, RankCommands, RankNotes, SendBlocks

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.server.speech_prompts import _COHERE_MARKS
+from octavo.server.speech.speech_prompts import _COHERE_MARKS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.config.schema import EngineConfig
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError
 from octavo.executor.executor import Meet, Notify

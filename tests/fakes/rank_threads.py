@@ -13,7 +13,7 @@ import pytest
 
 from octavo import LLM
 from octavo.config.schema import EngineConfig
-from octavo.core.rendezvous import Rendezvous
+from octavo.core.process.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.executor.executor import OnNote

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.kv_transfer.messages import PeerHello, PeerMessage
 
 _READ_BYTES = 1 << 16
 _PROOF_BYTES = 64
-"""A nonce and a proof: what a listener sends before anything else (`core/authentication.py`)."""
+"""A nonce and a proof: what a listener sends before anything else (`core/process/authentication.py`)."""
 _LENGTH = struct.Struct("<I")
 
 

@@ -1,4 +1,4 @@
-"""A core behind a real socket, served from a thread, as `octavo.engine.core_process` serves it from a process."""
+"""A core behind a real socket, served from a thread, as `octavo.engine.cores.core_process` serves it from a process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from octavo.core.messages import CoreFailed
-from octavo.core.processes import report_failure
-from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import Inbox, serve_core
+from octavo.core.process.processes import report_failure
+from octavo.engine.cores.core_client import ProcessClient
+from octavo.engine.cores.core_process import Inbox, serve_core
 
 
 @asynccontextmanager

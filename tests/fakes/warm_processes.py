@@ -1,7 +1,7 @@
 """Starts modules in forks of a process that has imported what they need, which takes longer than most tests.
 
 The fork becomes a child of the process that asked for it. It has its environment, working directory, stdout and stderr,
-and runs the module from its first line, as `octavo.core.processes.spawn` does. All forks have one seed of hashes: that
+and runs the module from its first line, as `processes.spawn` does. All forks have one seed of hashes: that
 ranks agree where the order of a set differs is seen by tests that are marked `cold` alone.
 """
 
@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.core import processes
 from octavo.core.light_torch import import_meta_registrations, without_meta_registrations
-from octavo.core.processes import Process, end_now, spawn
+from octavo.core.process import processes
+from octavo.core.process.processes import Process, end_now, spawn
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl: the signal that this process gets when its parent ends; if orphans become its children."""
 _TEXT = "octavo.server.text_process"
-_WARM = ("octavo.engine.core_process", "octavo.executor.rank_process", _TEXT)
+_WARM = ("octavo.engine.cores.core_process", "octavo.executor.rank_process", _TEXT)
 SERVER = "octavo.__main__"
 """The module of the command line: it gets a source of its own, for what it starts."""
 _FIRST_FREE = 300
@@ -62,7 +62,7 @@ class WarmProcesses:
     def spawn(
         self, module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
     ) -> tuple[socket.socket, Process]:
-        """Do what `octavo.core.processes.spawn` does. Modules of tests import less, and start as they do there."""
+        """Do what `processes.spawn` does. Modules of tests import less, and start as they do there."""
         if module not in _WARM:
             return spawn(module, arguments, pass_fds)
         ours, theirs = socket.socketpair()

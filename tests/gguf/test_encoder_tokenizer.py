@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import CheckpointError
 from tests.fakes.gguf_files import gguf_bytes
 

@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.media_families import media_family
+from octavo.config.media.media_families import media_family
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
 from octavo.gguf.architectures import ARCHITECTURES

@@ -14,9 +14,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import model_facts, types_of_file
 from octavo.config.resolve import resolve
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.fill_in import FillTokens, fill_in_prompt
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.chat_template import ChatTemplate
+from octavo.engine.text.fill_in import FillTokens, fill_in_prompt
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.gguf.reader import read_gguf
 from octavo.gguf.tokenizer import end_tokens, read_tokenizer

@@ -20,9 +20,9 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig
-from octavo.core import frames, processes
 from octavo.core.messages import AddRequests, CoreReady, EngineCoreRequest, FromCore, StepOutputs
-from octavo.engine.core_spawn import SpawnedCore
+from octavo.core.process import frames, processes
+from octavo.engine.cores.core_spawn import SpawnedCore
 from octavo.engine.engine_core import EngineCore
 from tests.fakes.accounting import check_scheduler
 from tests.fakes.engine import Collected

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process import frames
 from octavo.core.sequence import SequenceStatus
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_hash import extend_chain

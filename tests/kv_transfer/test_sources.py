@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.process import frames
 from octavo.kv_transfer.connector import Connector, Fetch
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes
 from octavo.kv_transfer.sources import PrefixSource, Sources

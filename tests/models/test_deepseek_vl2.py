@@ -14,10 +14,10 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.multimodal.deepseek_vl2_images import DeepseekVl2Images
+from octavo.multimodal.processors.deepseek_vl2_images import DeepseekVl2Images
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.vision import image, write_tokenizer

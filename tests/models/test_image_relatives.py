@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from octavo.config import released_ovis
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.image_fits import num_queries
-from octavo.config.images import image_settings
+from octavo.config.media.image_fits import num_queries
+from octavo.config.media.images import image_settings
+from octavo.config.released import ovis as released_ovis
 from octavo.config.section import Section
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
 from octavo.multimodal.image_prompts import ImagePrompts
-from octavo.multimodal.phi3v_images import Phi3VImages
-from octavo.multimodal.step_images import StepImages
+from octavo.multimodal.processors.phi3v_images import Phi3VImages
+from octavo.multimodal.processors.step_images import StepImages
 from octavo.ops.registry import bind
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config, make_checkpoint

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import cache_layout
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.released_minimax import minimax_settings
+from octavo.config.released.minimax import minimax_settings
 from octavo.config.section import Section
 from octavo.core.model_shape import Indexed
 from octavo.devices.reference.attention import ReferenceBackend

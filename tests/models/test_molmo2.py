@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel

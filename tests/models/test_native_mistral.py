@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
-from octavo.config.native_mistral import native_layout
+from octavo.config.media.images import image_settings
+from octavo.config.released.mistral import native_layout
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, UnsupportedModel
 from tests.e2e.test_images import PROMPTS, generate

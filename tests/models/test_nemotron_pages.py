@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.image_prompts import ImagePrompts
-from octavo.multimodal.nemotron_tiles import NemotronTiles
+from octavo.multimodal.processors.nemotron_tiles import NemotronTiles
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, write_tokenizer
 from tests.fakes.vision_sizes import IMAGE, SIDE, TOWER, tf

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModel
 from tests.e2e.test_images import PARAMS, PROMPTS, bits, generate
 from tests.e2e.test_videos import with_videos

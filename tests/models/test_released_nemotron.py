@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.config import released_nemotron
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
+from octavo.config.released import nemotron as released_nemotron
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.multimodal.nemotron_images import NemotronImages
+from octavo.multimodal.processors.nemotron_images import NemotronImages
 from tests.e2e.test_images import PROMPTS, bits, generate
 from tests.fakes.checkpoints import edit_config
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_random

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.config.own_adapters import OwnAdapter, own_adapter
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.save import save_quantized

@@ -12,11 +12,11 @@ import torch
 
 from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.released.vibevoice import vibevoice_sounds
 from octavo.config.section import Section
-from octavo.config.vibevoice import vibevoice_sounds
 from octavo.core.outputs import RequestOutput
 from octavo.errors import CheckpointError, InvalidRequest
-from octavo.multimodal.levelled_sound import LevelledSamples
+from octavo.multimodal.processors.levelled_sound import LevelledSamples
 from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.hearing import AUDIO, HOURS, make_hearing_checkpoint
 from tests.fakes.vision import load_vision_oracle

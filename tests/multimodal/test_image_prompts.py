@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.images import image_settings
+from octavo.config.media.images import image_settings
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.multimodal.image_prompts import ImagePrompts
 from tests.fakes.vision import image, make_vision_checkpoint

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from octavo.errors import InvalidRequest
-from octavo.multimodal.log_mel import LogMel
+from octavo.multimodal.processors.log_mel import LogMel
 from octavo.multimodal.sound import Resampler, decoded, read_array, resampled
 from tests.fakes.whisper import RATE, tone
 
@@ -146,7 +146,7 @@ def test_the_spectrogram_is_that_of_the_feature_extractor_in_any_piece(monkeypat
     extractor: Any = WhisperFeatureExtractor(feature_size=16)
     expected = extractor._np_extract_fbank_features(sound[None], "cpu")[0]
     assert np.array_equal(settings.features(sound), expected)
-    monkeypatch.setattr("octavo.multimodal.log_mel._PIECE", 37)
+    monkeypatch.setattr("octavo.multimodal.processors.log_mel._PIECE", 37)
     assert np.array_equal(settings.features(sound), expected)
     window = settings.window(expected, 180)
     found = np.frombuffer(window.arrays["input_features"].data, np.float32).reshape(16, 100)

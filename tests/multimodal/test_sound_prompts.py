@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.sounds import sound_section
+from octavo.config.media.sounds import sound_section
 from octavo.core.media import MediaInput
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, InvalidRequest, OctavoError
 from octavo.models.loader import LoadedModel
-from octavo.multimodal.gemma_sounds import gemma4_frames, gemma4_mel, quartered
-from octavo.multimodal.log_mel import LogMel
+from octavo.multimodal.processors.gemma_sounds import gemma4_frames, gemma4_mel, quartered
+from octavo.multimodal.processors.log_mel import LogMel
+from octavo.multimodal.processors.usm_mel import UsmMel
 from octavo.multimodal.sound_prompts import SoundPrompts
-from octavo.multimodal.usm_mel import UsmMel
 from tests.fakes.hearing import ALL_KINDS, AUDIO, FAMILIES, GEMMAS, OMNI, extractor
 from tests.fakes.vision_sizes import END, START
 from tests.fakes.whisper import RATE, tone

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from octavo.core.authentication import authenticate
+from octavo.core.process.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes import address
 from octavo.pipes.address import Address, Scheme

@@ -17,8 +17,8 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.schema import LoRAConfig
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import loading_app
+from octavo.server.http.sockets import listening, tls_context, url_of
 from octavo.server.serving import HttpServer, StopSignals, serve_until_stopped
-from octavo.server.sockets import listening, tls_context, url_of
 from tests.server.fake_llm import FakeAsyncLLM
 from tests.server.fake_llm import fakes_read_texts_inline as fakes_read_texts_inline
 from tests.server.raw import EventReader

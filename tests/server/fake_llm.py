@@ -44,18 +44,18 @@ from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.adapter_files import AdapterFiles
-from octavo.engine.chat_template import ChatOptions
-from octavo.engine.metrics import Metrics
-from octavo.engine.readers import DirectReader
-from octavo.engine.replica import ReplicaState
+from octavo.engine.cores.replica import ReplicaState
+from octavo.engine.input.vector_input import VectorInput, pair_of
+from octavo.engine.output.metrics import Metrics
+from octavo.engine.output.readers import DirectReader
 from octavo.engine.sleep import check_level, check_tags
-from octavo.engine.template_budget import RenderLimits
-from octavo.engine.vector_input import VectorInput, pair_of
+from octavo.engine.text.chat_template import ChatOptions
+from octavo.engine.text.template_budget import RenderLimits
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge, of_prompt
 from octavo.server.decode import decode
 from octavo.server.preparing import Preparer, TextPolicy
 from octavo.server.sending import OpenRequests
-from octavo.server.sounds import HEAR, hear
+from octavo.server.speech.sounds import HEAR, hear
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import Texts
 

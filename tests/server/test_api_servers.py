@@ -19,7 +19,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.server import api_servers
 from octavo.server.api_servers import ApiServers
-from octavo.server.sockets import bind
+from octavo.server.http.sockets import bind
 from tests.server.raw import ask, connect, eventually
 from tests.server.test_serve_process import _children, command_of
 

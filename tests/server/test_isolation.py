@@ -13,9 +13,9 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import ObservabilityArgs
 from octavo.config.server_args import ServerArgs
-from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.replica import Replica
-from octavo.engine.replicas import Replicas
+from octavo.engine.cores.replica import Replica
+from octavo.engine.cores.replicas import Replicas
+from octavo.engine.text.chat_template import ChatTemplate
 from octavo.server.serving import StopSignals
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config

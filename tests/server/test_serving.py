@@ -19,12 +19,12 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.core.messages import SchedulerStats
-from octavo.engine.replicas import Replicas
+from octavo.engine.cores.replicas import Replicas
 from octavo.errors import CheckpointError, ConfigError
 from octavo.server.app import loading_app
+from octavo.server.http.sockets import bind, listening, url_of
 from octavo.server.sending import OpenRequests
 from octavo.server.serving import HttpServer, StopSignals, describe_load, log_load, serve, serve_on, unless_stopped
-from octavo.server.sockets import bind, listening, url_of
 from tests.server.conftest import Served
 from tests.server.fake_llm import MAX_MODEL_LEN, FakeAsyncLLM
 from tests.server.raw import Answer, ask, connect, events, eventually

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.engine.input_processor import InputSetup
+from octavo.engine.input.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.preparing import Prepared, TextPolicy, TextSetup, TokensResponse
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.chat_batch import ChatBatchRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.tokens import DetokenizeRequest, PrefixRequest, TokenizeRequest
-from octavo.server.sounds import HEAR
+from octavo.server.speech.sounds import HEAR
 from octavo.server.text_pool import SHORT_JOB_BYTES, TextPool
 from octavo.server.texts import name_of
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from octavo.config.pooling_config import LateInteraction, PoolingConfig
-from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.input_processor import InputProcessor, InputSetup
+from octavo.config.pooling.pooling_config import LateInteraction, PoolingConfig
+from octavo.engine.input.input_processor import InputProcessor, InputSetup
+from octavo.engine.text.chat_template import ChatTemplate
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
 from octavo.server.errors import ApiError, shutting_down

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.engine.router import ROUTERS
+from octavo.engine.cores.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import Fitted
 from octavo.simulate.link import Disaggregation

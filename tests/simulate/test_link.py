@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from octavo.engine.router import RoundRobin
-from octavo.engine.split import Split, SplitRates
+from octavo.engine.cores.router import RoundRobin
+from octavo.engine.cores.split import Split, SplitRates
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_transfer.connector import Fetch
 from octavo.simulate.cluster import Cluster

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from octavo.config.args import EngineArgs
-from octavo.core import frames
 from octavo.core.messages import CoreReady
+from octavo.core.process import frames
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import Began, RecordedScheduler, Recorder
 from octavo.errors import ConfigError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core import frames
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
+from octavo.core.process import frames
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import Began, Pinned, Planned, RecordedScheduler, Recorder, Unpinned

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.builtin import model_directory
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.structured_output.matchers import Matchers
 
 VOCABULARY, END = 3072, 0

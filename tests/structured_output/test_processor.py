@@ -22,7 +22,7 @@ from octavo.core.step import TokenLogprobs
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.processors import default_processors

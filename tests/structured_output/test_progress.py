@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.structured_output.matchers import Matchers
 from octavo.structured_output.progress import CompiledForm, Progress
 from tests.structured_output.conftest import END, VOCABULARY

@@ -10,7 +10,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.resolve import resolve
 from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
-from octavo.worker.ahead import Ahead
+from octavo.worker.start.ahead import Ahead
 from octavo.worker.worker import Worker
 
 

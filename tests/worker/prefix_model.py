@@ -18,10 +18,10 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.devices.token_store import HostTokenStore
+from octavo.worker.batch.input_batch import InputBatchBuilder
+from octavo.worker.batch.sequence_state import Sequences
 from octavo.worker.cache_engine import Arena, CacheEngine
-from octavo.worker.input_batch import InputBatchBuilder
 from octavo.worker.model_runner import ModelRunner, RunnerParts
-from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import REFERENCE
 
 VOCAB = 101

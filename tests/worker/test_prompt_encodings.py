@@ -14,9 +14,9 @@ from octavo.core.step import NewSequence, ScheduledSequence
 from octavo.devices.token_store import HostTokenStore
 from octavo.errors import CheckpointError
 from octavo.models.encoder import without_layers
-from octavo.worker.input_batch import BatchRow
+from octavo.worker.batch.input_batch import BatchRow
+from octavo.worker.batch.sequence_state import Sequences
 from octavo.worker.prompt_encodings import PromptEncodings
-from octavo.worker.sequence_state import Sequences
 
 
 def media(number: int, *spans: tuple[int, int]) -> MediaInput:

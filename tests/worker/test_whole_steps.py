@@ -15,8 +15,8 @@ from octavo.devices.token_store import DeviceTokenStore
 from octavo.distributed.collectives import Collectives
 from octavo.distributed.mesh import Mesh
 from octavo.sampling.sampler import DrawnTokens, DrawPlan
-from octavo.worker.input_batch import BatchRow
-from octavo.worker.sequence_state import Sequences
+from octavo.worker.batch.input_batch import BatchRow
+from octavo.worker.batch.sequence_state import Sequences
 from octavo.worker.whole_steps import WholeSteps, is_decode
 from tests.worker.prefix_model import new_sequence
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.format import Format
 from octavo.server.formats.lax_grammar import LaxGrammar

@@ -12,7 +12,7 @@ import msgspec
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.events import CustomInputs, OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of

@@ -23,9 +23,9 @@ from octavo.server.errors import ApiError
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.sending import DONE, EventStream, event
-from octavo.server.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
-from octavo.server.speech_prompts import SpeechStyle, Task, gap, no_text_before, style_of
-from octavo.server.transcription import FALLBACKS, SpeechSegment, Transcriber
+from octavo.server.speech.sounds import HeardSound, SpokenPiece, SpokenSound, log_mel, read_sound
+from octavo.server.speech.speech_prompts import SpeechStyle, Task, gap, no_text_before, style_of
+from octavo.server.speech.transcription import FALLBACKS, SpeechSegment, Transcriber
 from octavo.server.usage import TokenCounts
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.detokenizer import text_offsets
-from octavo.engine.fill_in import ends_of_filling_in
+from octavo.engine.text.detokenizer import text_offsets
+from octavo.engine.text.fill_in import ends_of_filling_in
 from octavo.server.generation import Generated, Generation
 from octavo.server.logprobs import CompletionLogprobs, Position, PromptLogprobsField, completion_logprobs, token_text
 from octavo.server.schema.completions import CompletionRequest

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.metric_views import Counts
+from octavo.engine.output.metric_views import Counts
 from octavo.server.context import ServerContext
 from octavo.server.decode import RequestBody, read_json, read_optional_json
 from octavo.server.errors import conflicts

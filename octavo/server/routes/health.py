@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.engine.metrics import CONTENT_TYPE
+from octavo.engine.output.metrics import CONTENT_TYPE
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.decode import Refused, RequestBody, read_json, read_optional_json

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.fill_in import ends_of_filling_in
+from octavo.engine.text.fill_in import ends_of_filling_in
 from octavo.errors import named_by_the_caller
 from octavo.server.generation import Generation
 from octavo.server.schema.infill import InfillRequest

@@ -21,6 +21,15 @@ from octavo.multimodal.pauses import Pauses
 from octavo.server.context import ServerContext
 from octavo.server.decode import decode
 from octavo.server.errors import ApiError, as_api_error, shutting_down
+from octavo.server.http.websocket import (
+    GOING_AWAY,
+    TOO_LARGE,
+    Upgrade,
+    WebSocket,
+    WebSocketError,
+    not_by_this_server,
+    upgrade_required,
+)
 from octavo.server.schema.realtime import (
     Append,
     Clear,
@@ -31,16 +40,7 @@ from octavo.server.schema.realtime import (
     VllmWords,
 )
 from octavo.server.sending import Repeated
-from octavo.server.utterance import Turn, Utterance
-from octavo.server.websocket import (
-    GOING_AWAY,
-    TOO_LARGE,
-    Upgrade,
-    WebSocket,
-    WebSocketError,
-    not_by_this_server,
-    upgrade_required,
-)
+from octavo.server.speech.utterance import Turn, Utterance
 
 MOST_UTTERANCES: Final = 4
 """Most utterances of a session that are recorded or written down at once."""

@@ -13,12 +13,12 @@ from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.config.pooling_config import PoolingConfig
+from octavo.config.pooling.pooling_config import PoolingConfig
 from octavo.core.outputs import RequestOutput
 from octavo.core.pooling import CLASSIFY, values_of
-from octavo.engine.listwise import list_scores
-from octavo.engine.vector_input import VectorInput
-from octavo.engine.vector_output import array_of
+from octavo.engine.input.listwise import list_scores
+from octavo.engine.input.vector_input import VectorInput
+from octavo.engine.output.vector_output import array_of
 from octavo.server.context import ServerContext
 from octavo.server.generation import EngineRequests
 from octavo.server.schema.pairs import Document, RerankRequest, ScoreRequest

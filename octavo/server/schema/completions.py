@@ -9,7 +9,7 @@ from msgspec import Meta, structs
 from octavo.core.prompt import Prompt
 from octavo.core.prompt_embeds import decoded_embeds
 from octavo.core.request_limits import MAX_SEQUENCES, REQUEST_LIMITS, check_entries
-from octavo.engine.fill_in import fill_in_prompt
+from octavo.engine.text.fill_in import fill_in_prompt
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, TokenId
 from octavo.server.schema.common import GenerationRequest, listed_prompts, prompt_of

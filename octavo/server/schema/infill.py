@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import Struct
 
 from octavo.core.prompt import Prompt
-from octavo.engine.fill_in import fill_in_prompt
+from octavo.engine.text.fill_in import fill_in_prompt
 from octavo.server.decode import Int, Refused
 from octavo.server.schema.common import GenerationRequest
 

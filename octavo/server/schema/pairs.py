@@ -9,10 +9,10 @@ from msgspec import Meta, Struct, structs
 from octavo.core.pooling import CLASSIFY
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import REQUEST_LIMITS, check_entries
-from octavo.engine.input_processor import InputProcessor
-from octavo.engine.listwise import list_prompt, lists_of
-from octavo.engine.media_pairs import Content, media_pair, media_prompt
-from octavo.engine.vector_input import matched
+from octavo.engine.input.input_processor import InputProcessor
+from octavo.engine.input.listwise import list_prompt, lists_of
+from octavo.engine.input.media_pairs import Content, media_pair, media_prompt
+from octavo.engine.input.vector_input import matched
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, RequestBody
 from octavo.server.schema.chat import AudioPart, ImagePart, MediaPart, Message, TextPart, VideoPart

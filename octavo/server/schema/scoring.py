@@ -8,7 +8,7 @@ from msgspec import Meta, structs
 
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import MAX_REQUEST_TOKENS
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.input.input_processor import InputProcessor
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, RequestBody, TokenId
 from octavo.server.schema.bodies import PromptBody

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch import nn
 
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.kv_transfer.messages import (
     FetchBlocks,
     Fetched,

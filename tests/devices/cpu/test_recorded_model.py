@@ -16,8 +16,8 @@ from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.token_store import HostTokenStore
 from octavo.ops.registry import Ops
-from octavo.worker.input_batch import BatchRow, InputBatchBuilder
-from octavo.worker.sequence_state import Sequences
+from octavo.worker.batch.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.batch.sequence_state import Sequences
 from tests.conformance.runtimes import LEVELS
 from tests.worker.prefix_model import KEYS_AND_VALUES, new_sequence, row
 

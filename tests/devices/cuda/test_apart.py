@@ -28,10 +28,10 @@ from octavo.errors import CheckpointError
 from octavo.layers.rope import Rope
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.coded import example_specs, example_weight
-from octavo.worker.input_batch import BatchRow, InputBatchBuilder
-from octavo.worker.opening import proving_parts
+from octavo.worker.batch.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.batch.sequence_state import Sequences
 from octavo.worker.prompt_encodings import PromptEncodings
-from octavo.worker.sequence_state import Sequences
+from octavo.worker.start.opening import proving_parts
 from tests.conformance.runtimes import PLATFORM
 from tests.devices.cuda.apart import ApartMode, ApartTensor, MixedDevices, open_apart
 from tests.devices.cuda.interpreted import InterpretedCuda, RepeatedCalls

@@ -21,7 +21,7 @@ from octavo.devices import DEVICES
 from octavo.devices.cuda.attention import CHUNK, LONGEST, CudaBackend
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime
-from octavo.worker.packed_arrays import copy_to_device
+from octavo.worker.batch.packed_arrays import copy_to_device
 from tests.devices.cuda.interpreted import NAME, RepeatedCalls
 from tests.devices.cuda.test_engine import generate
 from tests.fakes.byte_tokenizer import write_byte_tokenizer

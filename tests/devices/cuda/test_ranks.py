@@ -27,7 +27,7 @@ from octavo.executor.multiprocess import MultiprocessExecutor
 from octavo.executor.ranks import start_ranks
 from octavo.platform import Memory, Platform
 from octavo.worker.launching import LaunchingRunner
-from octavo.worker.loading import Stage
+from octavo.worker.start.loading import Stage
 from octavo.worker.worker import Worker
 from tests.devices.cuda.interpreted import NAME, InterpretedCuda, RepeatedCalls
 from tests.fakes.byte_tokenizer import write_byte_tokenizer

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from octavo.builtin import model_directory
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
 from octavo.server.formats.events import ReadOutput, joined

@@ -86,7 +86,7 @@ def test_request_of_an_editor_is_answered_with_the_fields_that_it_picks(filling:
 
 def test_text_that_is_surely_too_long_is_not_tokenised(filling: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "a" * (100 * MAX_MODEL_LEN + 1)
-    monkeypatch.setattr("octavo.engine.fill_in._plain_ids", None)
+    monkeypatch.setattr("octavo.engine.text.fill_in._plain_ids", None)
     for path, asked in (("/infill", TEXTS), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         for field in set(asked) & {"input_prefix", "input_suffix", "prompt", "suffix"}:
             answer = ask(filling.url, path, {**asked, field: long})

@@ -19,10 +19,10 @@ import soundfile
 from tests.fakes.warm_server import WarmServer
 from tests.fakes.whisper import make_whisper, tone
 from tests.server.conftest import Served
+from tests.server.http.test_encryption import make_pair
 from tests.server.raw import ask, eventually
 from tests.server.routes.test_audio import client_of, wav
 from tests.server.routes.test_audio import hearing as hearing
-from tests.server.test_encryption import make_pair
 from tests.server.websocket_client import WebSocketClient
 
 Start = Callable[..., Served]

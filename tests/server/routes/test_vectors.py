@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from octavo.config.pooling_config import LateInteraction
+from octavo.config.pooling.pooling_config import LateInteraction
 from octavo.config.schema import PoolingConfig
 from octavo.core.prompt import Prompt
 from octavo.server.schema import pairs

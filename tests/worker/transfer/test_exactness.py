@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence, RowOutput, ScheduledSequence
 from octavo.devices.cpu.recorded_model import RecordedModel

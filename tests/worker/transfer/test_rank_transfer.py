@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
-from octavo.core import frames
+from octavo.core.process import frames
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks, TierFolder
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.rank_transfer import RankTransfer

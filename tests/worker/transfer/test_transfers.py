@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from octavo.core import frames
 from octavo.core.model_shape import Latent, State
+from octavo.core.process import frames
 from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import PipeClosed
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks
