@@ -168,13 +168,14 @@ class LLMEngine:
         meanwhile: nothing may be new then.
         """
         with self.turns:
-            if self._error is None and self._awaits_wake and not self._has_nothing_to_do:
+            if self.core.is_waiting and self._error is None and self._awaits_wake and not self._has_nothing_to_do:
                 self.turns.release_during(partial(self.wakes.wait_beyond, self._known_wakes))
             return self._step()
 
     @property
     def _awaits_wake(self) -> bool:
-        return self.core.is_waiting and self.wakes.number == self._known_wakes
+        """Return whether a core that waits has nothing new to look at."""
+        return self.wakes.number == self._known_wakes
 
     @property
     def _has_nothing_to_do(self) -> bool:
@@ -184,7 +185,8 @@ class LLMEngine:
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if self._has_nothing_to_do or self._awaits_wake:  # another thread may have made the step
+        # the wait may be that of another step, which another thread has made meanwhile
+        if self._has_nothing_to_do or (self.core.is_waiting and self._awaits_wake):
             self.stats = self.core.stats()
             return outputs
         self._known_wakes = self.wakes.number

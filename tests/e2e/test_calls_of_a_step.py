@@ -59,7 +59,7 @@ def calls(run: Callable[[], Any]) -> Counter[str]:
     return counted
 
 
-@pytest.mark.parametrize(("num_sequences", "most"), [(1, 207), (8, 623)])
+@pytest.mark.parametrize(("num_sequences", "most"), [(1, 210), (8, 626)])
 def test_a_decode_step(engine: LLMEngine, num_sequences: int, most: int) -> None:
     for i in range(num_sequences):
         add(engine, f"r{i}", 9 + i, 50)
@@ -67,7 +67,7 @@ def test_a_decode_step(engine: LLMEngine, num_sequences: int, most: int) -> None
         engine.step()
     counted = calls(lambda: [engine.step() for _ in range(STEPS)])
     end_all(engine)
-    assert counted.total() / STEPS <= most, counted  # three of them let threads take turns
+    assert counted.total() / STEPS <= most, counted  # five of them let threads take turns
 
 
 def test_a_prompt(engine: LLMEngine) -> None:
@@ -75,5 +75,5 @@ def test_a_prompt(engine: LLMEngine) -> None:
     end_all(engine)
     add(engine, "prompt", 200, 1)
     counted = calls(lambda: end_all(engine))
-    # 16 of them count how the request went, once it has ended, three let threads take turns, and one is for torch
-    assert counted.total() <= 729, counted
+    # 16 of them count how the request went, once it has ended, five let threads take turns, and one is for torch
+    assert counted.total() <= 736, counted

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -86,9 +87,13 @@ def test_greedy_text_is_that_of_transformers(stranger: Path, alone: list[Complet
 
 
 def test_prefix_hits_and_preemption_give_the_same_bits(stranger: Path, alone: list[CompletionOutput]) -> None:
-    with load(stranger, num_gpu_blocks_override=10, max_num_seqs=4) as llm:
+    with load(stranger, num_gpu_blocks_override=6, max_model_len=80, max_num_seqs=4) as llm:
         assert answers(llm, PROMPTS) == alone
-        assert answers(llm, PROMPTS) == alone
+        assert llm.engine.stats.num_preemptions > 0
+        # log-probabilities of a prompt are computed, not found in the cache
+        params = msgspec.structs.replace(GREEDY, prompt_logprobs=None)
+        assert [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for prompt in PROMPTS] == alone
+        assert llm.engine.stats.num_cached_tokens > 0
 
 
 def test_explain_says_that_the_class_is_proved(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
