@@ -165,7 +165,7 @@ async def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(t
     [
         # many prompts, of which each takes little time, and one that takes much
         ("{% for m in messages %}[user]{{ m['content'] }}{% endfor %}", [MESSAGES] * 2000),
-        ("{% for a in range(8) %}{% for b in range(60000) %}{% endfor %}{% endfor %}[user]", [MESSAGES]),
+        ("{% for a in range(15) %}{% for b in range(60000) %}{% endfor %}{% endfor %}[user]", [MESSAGES]),
     ],
     ids=["many", "one"],
 )
@@ -176,9 +176,8 @@ async def test_a_short_body_that_takes_long_leaves_the_worker_for_short_ones(
     short, long, _ = pool._lanes.values()
     asked = body(messages=batch)
     assert sum(map(len, asked)) < SHORT_JOB_BYTES
-    await pool.run(
-        COMPLETION, body(prompt="a")
-    )  # the first job of a new worker takes longer, above all on a busy machine
+    # the first job of a new worker takes longer, above all on a busy machine
+    await pool.run(COMPLETION, body(prompt="a"))
     done = msgspec.msgpack.decode(await pool.run(name_of(ChatBatchRequest), asked, "a"), type=Prepared)
     assert len(done.prompts) == len(batch)
     assert len(long.idle) == 1
