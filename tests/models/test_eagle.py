@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
@@ -21,6 +20,7 @@ from tests.e2e.test_images import assert_agrees, bits, generate
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, write_tokenizer
 from tests.fakes.vision_sizes import IMAGE, SIDE, TOWER, tf
+from tests.models.test_nemotron_pages import with_tiles
 
 PROMPTS: list[Any] = [
     {"prompt": "w1 <image-1> w2", "multi_modal_data": {"image": image(0)}},
@@ -59,15 +59,7 @@ def logits_of(path: Path, ids: list[int], pixels: torch.Tensor | None) -> torch.
     model = tf.Qwen2ForCausalLM.from_pretrained(path / "text", attn_implementation="eager").eval()
     x = model.get_input_embeddings()(torch.tensor(ids))
     if pixels is not None:
-        tower = tf.SiglipVisionModel(tf.SiglipVisionConfig(**TOWER)).eval()
-        tower.load_state_dict({n[26:]: t for n, t in found.items() if n.startswith("vision_model.")})
-        seen = tower(pixels).last_hidden_state.view(-1, 4, 4, 32)
-        blocks = [
-            tile[row : row + 2, column : column + 2].reshape(-1) for tile in seen for row in (0, 2) for column in (0, 2)
-        ]
-        norm, first, second = ([found[f"mlp1.{number}.{each}"] for each in ("weight", "bias")] for number in (0, 1, 3))
-        made = F.linear(F.gelu(F.linear(F.layer_norm(torch.stack(blocks), (128,), *norm), *first)), *second)
-        x = x.index_copy(0, torch.tensor([place for place, each in enumerate(ids) if each == IMAGE]), made)
+        x = with_tiles(x, ids, found, pixels)
     logits: torch.Tensor = model(inputs_embeds=x[None]).logits[0]
     return logits
 

@@ -59,6 +59,19 @@ def make_pages(path: Path, architecture: str = "LlamaNemotronVLModel", begin: st
     return path
 
 
+def with_tiles(x: torch.Tensor, ids: list[int], found: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
+    """Return embeddings [tokens, hidden] with what SigLIP and the projector make of tiles at the tokens of images."""
+    tower = tf.SiglipVisionModel(tf.SiglipVisionConfig(**TOWER)).eval()
+    tower.load_state_dict({n[26:]: t for n, t in found.items() if n.startswith("vision_model.")})
+    seen = tower(pixels).last_hidden_state.view(-1, 4, 4, 32)
+    blocks = [
+        tile[row : row + 2, column : column + 2].reshape(-1) for tile in seen for row in (0, 2) for column in (0, 2)
+    ]
+    norm, first, second = ([found[f"mlp1.{number}.{each}"] for each in ("weight", "bias")] for number in (0, 1, 3))
+    made = F.linear(F.gelu(F.linear(F.layer_norm(torch.stack(blocks), (128,), *norm), *first)), *second)
+    return x.index_copy(0, torch.tensor([place for place, each in enumerate(ids) if each == IMAGE]), made)
+
+
 def states(path: Path, ids: list[int], pixels: torch.Tensor | None) -> torch.Tensor:
     """What transformers' Llama without a causal mask makes of a prompt, [tokens, hidden], and of tiles by the names of
     the release."""
@@ -68,15 +81,7 @@ def states(path: Path, ids: list[int], pixels: torch.Tensor | None) -> torch.Ten
     model.load_state_dict({n.removeprefix("language_model."): t for n, t in found.items() if "language_model" in n})
     x = model.embed_tokens(torch.tensor(ids))
     if pixels is not None:
-        tower = tf.SiglipVisionModel(tf.SiglipVisionConfig(**TOWER)).eval()
-        tower.load_state_dict({n[26:]: t for n, t in found.items() if n.startswith("vision_model.")})
-        seen = tower(pixels).last_hidden_state.view(-1, 4, 4, 32)
-        blocks = [
-            tile[row : row + 2, column : column + 2].reshape(-1) for tile in seen for row in (0, 2) for column in (0, 2)
-        ]
-        norm, first, second = ([found[f"mlp1.{number}.{each}"] for each in ("weight", "bias")] for number in (0, 1, 3))
-        made = F.linear(F.gelu(F.linear(F.layer_norm(torch.stack(blocks), (128,), *norm), *first)), *second)
-        x = x.index_copy(0, torch.tensor([place for place, each in enumerate(ids) if each == IMAGE]), made)
+        x = with_tiles(x, ids, found, pixels)
     mask = torch.zeros(1, 1, len(ids), len(ids))
     hidden: torch.Tensor = model(inputs_embeds=x[None], attention_mask=mask).last_hidden_state[0]
     return hidden
