@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 _NOT_FOR_A_CACHE = set(arguments(EngineArgs)) - {"model", "download_dir"}
 _NOT_FOR_A_DOWNLOAD = _NOT_FOR_A_CACHE - {"revision", "model_source"}
 _WEIGHTS = (".safetensors", ".bin")
+_NAME = "Hub name or short name (qwen3:0.6b) of the model."
 
 
-@with_options(EngineArgs, without=_NOT_FOR_A_DOWNLOAD, model="positional")
+@with_options(EngineArgs, without=_NOT_FOR_A_DOWNLOAD, model="positional", model_help=_NAME)
 def pull(*, given: Given) -> None:
     """Download a model from a hub, or what is missing of it. A download that was cut goes on where it was."""
     args = given.arguments(EngineArgs)
+    if args.model == BUILTIN_MODEL and "model" not in given.values:
+        raise CheckpointError("pull needs a model, as in `octavo pull qwen3:0.6b`")
     if not sys.stderr.isatty():
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -58,7 +61,7 @@ def list_models(*, given: Given) -> None:
     say(dedent(render_table(rows)))
 
 
-@with_options(EngineArgs, without=_NOT_FOR_A_CACHE, model="positional")
+@with_options(EngineArgs, without=_NOT_FOR_A_CACHE, model="positional", model_help=_NAME)
 def remove(*, given: Given) -> None:
     """Remove a model of the hub from this machine, with all of its revisions."""
     args = given.arguments(EngineArgs)

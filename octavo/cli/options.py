@@ -110,12 +110,17 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def with_options(
-    *classes: type, without: Iterable[str] = (), also: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
+    *classes: type,
+    without: Iterable[str] = (),
+    also: Iterable[str] = (),
+    model: Literal["positional", "flag"] = "flag",
+    model_help: str | None = None,
 ) -> Callable[[Callable[..., C]], Callable[..., C]]:
     """Return a decorator that adds the flags of `classes` to a command, which gets them as `given: Given`.
 
     Where two classes have a field of the same name (`seed`), the class that is named first has the flag. Engine
-    arguments that only a server uses are left out where it is none, except for those in `also`.
+    arguments that only a server uses are left out where it is none, except for those in `also`. model_help: replaces
+    the help of the model, where the default model is of no use.
     """
     of_server = () if ServerArgs in classes else set(_OF_A_SERVER) - set(also)
 
@@ -126,6 +131,8 @@ def with_options(
             for parameter in _flags(cls):
                 if parameter.name not in without and not (cls is EngineArgs and parameter.name in of_server):
                     options.setdefault(parameter.name, parameter)
+        if model_help is not None:
+            options["model"] = _flag("model", str, model_help, "Model")
         if model == "positional":
             options["model"] = options["model"].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
             own = sorted([*own, options.pop("model")], key=lambda parameter: parameter.kind)

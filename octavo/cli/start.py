@@ -31,7 +31,7 @@ def mention_demonstration_model(args: EngineArgs) -> None:
     """Write a line to stderr when the demonstration model is used."""
     if args.model == BUILTIN_MODEL:
         say(
-            f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; name a model for a real one.",
+            f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; name a larger one for useful text.",
             sys.stderr,
         )
 

@@ -55,6 +55,12 @@ def test_a_model_is_pulled_by_its_short_name_listed_and_removed(
     assert "is not in the hub's cache" in command("rm", "qwen3:0.6b", code=EXIT_ERROR).err
 
 
+def test_a_model_to_pull_or_remove_must_be_named(command: Command) -> None:
+    for verb in ("pull", "rm"):
+        assert f"{verb} needs a model" in command(verb, code=EXIT_ERROR).err
+        assert "[default: octavo-tiny]" not in command(verb, "--help").out
+
+
 def test_a_cut_download_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     hub.cut = "model.safetensors"

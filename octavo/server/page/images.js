@@ -27,7 +27,7 @@ export const pictures = (urls, remove) =>
 export function startImages(say) {
   const [talk, chosen, shown] = [document.querySelector(".talk"), byId("image-file"), byId("pictures")];
   let urls = [];
-  let isOn = true;
+  let isOn = false;
 
   function draw() {
     shown.hidden = !urls.length;

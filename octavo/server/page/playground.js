@@ -319,7 +319,7 @@ export function startPlayground(settings, modelOf) {
     prompt.focus();
   };
   startTokenCard();
-  let readsImages = true;
+  let readsImages = false; // until the models are known
   return {
     allowImages(isAllowed) {
       readsImages = isAllowed;

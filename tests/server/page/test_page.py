@@ -439,6 +439,8 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: C
     server = start(entries("a, rights: [observe]", "b"))
     browser.open(f"{server.url}/")
     browser.wait("document.getElementById('key-dialog').open")
+    # which models there are, and whether they read images, needs the key
+    assert browser.run("document.getElementById('image-button').hidden")
     assert browser.run("document.getElementById('forget').hidden")
     reason = "document.getElementById('key-reason').textContent"
     assert browser.run(reason) == ""
