@@ -73,7 +73,9 @@ ARROWS: dict[str, set[str]] = {
     "llm": EVERYBODY | {"config", "engine"},
     "async_llm": EVERYBODY | {"config", "engine", "async_llm_engine"},
     "async_llm_engine": EVERYBODY | {"config", "engine", "async_llm"},
-    "server": EVERYBODY | {"config", "engine", "async_llm", "multimodal", "structured_output.grammars", "__init__"},
+    "server": EVERYBODY
+    | {"config", "engine", "async_llm", "multimodal", "__init__"}
+    | {"structured_output.closed_schemas", "structured_output.grammars"},
     "deploy": EVERYBODY | {"config", "async_llm", "server"},
     "simulate": EVERYBODY | {"config", "engine", "scheduler", "speculation", "kv_cache", "kv_transfer"},
     "cli": EVERYBODY

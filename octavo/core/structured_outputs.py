@@ -13,6 +13,7 @@ from octavo.errors import InvalidRequest
 
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _FALLBACK: Final = "disable_fallback"
+_CLOSED: Final = "disable_additional_properties"
 _IN_JSON: Final = ("json", "structural_tag")
 
 
@@ -22,7 +23,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json: a JSON schema, as text or as an object. json_object: any JSON object. regex: the text matches it as a whole.
     choice: one of these texts. grammar: in Lark's or llama.cpp's (GBNF) notation. structural_tag: free text in which
     regions between tags have schemas. disable_any_whitespace: JSON without white space between its parts.
-    disable_additional_properties: objects of schemas that list their properties have no others, unless they say so.
+    disable_additional_properties: objects of schemas that list their properties have no others, unless they say so;
+    vLLM's default, xgrammar, reads schemas so.
 
     The other fields set where the form begins. A special token's name in their texts stands for that token.
 
@@ -41,7 +43,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     grammar: str | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True
     reasoning_begin: str = ""
     reasoning_end: str = ""
     reasoning_budget: int | None = None
@@ -58,7 +60,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
             raise InvalidRequest(f"{field} is {value!r:.60}, expected an object with one of {_listed()}", field=field)
         # a dump of vLLM's parameters contains all options, also disabled ones; octavo has no fallback
         given = {
-            name: each for name, each in value.items() if each is not None and each is not False and name != _FALLBACK
+            name: each
+            for name, each in value.items()
+            if each is not None and (each is not False or name == _CLOSED) and name != _FALLBACK
         }
         unknown = [name for name in given if name not in cls.__struct_fields__]
         if unknown:

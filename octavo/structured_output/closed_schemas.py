@@ -1,39 +1,103 @@
-"""Schemas whose objects have no other keys than those that they list."""
+"""Schemas whose objects have no other keys than those that they list, as vLLM's and llama.cpp's grammars read them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import unquote
 
-_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords with a schema for each of their keys."""
-_SCHEMAS: Final = (
-    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
-    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-    *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
-)
-"""Keywords with a schema, or with a list of schemas."""
+_LISTS: Final = ("properties", "patternProperties")
+_STATED: Final = ("additionalProperties", "unevaluatedProperties")
+_APART: Final = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", *_STATED, "propertyNames")
+"""Keywords with a schema, or a list of schemas, of other values than the object itself."""
+_MAPS_APART: Final = (*_LISTS, "$defs", "definitions")
+"""Keywords with such a schema for each of their keys."""
+_JOINED: Final = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not")
+"""Keywords with a schema, or a list of schemas, of the object itself."""
+_ADDING: Final = frozenset((*_LISTS, *_JOINED, "$ref", "dependentSchemas"))
+"""Keywords by which a schema may list keys."""
 
 
 def closed(schema: Any) -> Any:
-    """Return a schema with `additionalProperties` false in each object that lists properties and does not say more."""
-    copy = _copied(schema)
-    left = [copy]
+    """Return a copy of a schema with `additionalProperties` false in each object that lists its properties.
+
+    Objects that say themselves which others they have stay as they are, and so do those that need keys that they do
+    not list. Where several schemas list properties of one object (`allOf`, `properties` beside a `$ref`, `if`), each
+    would exclude the keys of the others: they stay, too.
+    """
+    copy = json.loads(json.dumps(schema))
+    left: list[tuple[Any, bool]] = [(copy, False)]  # with whether other schemas list keys of the same objects
+    found: dict[int, dict[str, Any]] = {}
+    parts: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
     while left:
-        each = left.pop()
+        each, is_part = left.pop()
         if isinstance(each, list):
-            left += each
-        if not isinstance(each, dict):
+            left += ((one, is_part) for one in each)
+        if not isinstance(each, dict) or (id(each), is_part) in seen:
             continue
-        if "additionalProperties" not in each and any(isinstance(each.get(name), dict) for name in _MAPS[:2]):
+        seen.add((id(each), is_part))
+        found[id(each)] = each
+        is_part = is_part or _has_parts(each)
+        if is_part:
+            parts.add(id(each))
+            left.append((_target(copy, each.get("$ref")), True))
+        left += ((one, False) for one in _apart(each))
+        left += ((each[name], is_part or name in ("if", "not")) for name in _JOINED if name in each)
+        left += ((one, True) for one in _values(each.get("dependentSchemas")))
+    for number, each in found.items():
+        if number not in parts and _can_be_closed(each):
             each["additionalProperties"] = False
-        for name in _MAPS:
-            if isinstance(each.get(name), dict):
-                left += each[name].values()
-        left += (each[name] for name in _SCHEMAS if name in each)
     return copy
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+def _can_be_closed(schema: dict[str, Any]) -> bool:
+    if any(name in schema for name in _STATED) or not any(isinstance(schema.get(name), dict) for name in _LISTS):
+        return False
+    if schema.get("patternProperties"):
+        return True
+    listed, required, least = schema["properties"], schema.get("required", ()), schema.get("minProperties", 0)
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return names <= listed.keys() and not (isinstance(least, int) and least > len(listed))
+
+
+def _has_parts(schema: dict[str, Any]) -> bool:
+    """Return whether several schemas list the keys of one object."""
+    branches = [each for name in ("allOf", "then", "else") for each in _listed(schema.get(name)) if _adds(each)]
+    choices = [name for name in ("anyOf", "oneOf") if any(map(_adds, _listed(schema.get(name))))]
+    lists = any(isinstance(schema.get(name), dict) for name in _LISTS)
+    return lists + len(branches) + len(choices) + ("$ref" in schema) + ("dependentSchemas" in schema) > 1
+
+
+def _adds(schema: Any) -> bool:
+    return isinstance(schema, dict) and not _ADDING.isdisjoint(schema)
+
+
+def _apart(schema: dict[str, Any]) -> Iterator[Any]:
+    yield from (schema[name] for name in _APART if name in schema)
+    for name in _MAPS_APART:
+        yield from _values(schema.get(name))
+
+
+def _values(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else []
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _target(schema: Any, pointer: Any) -> Any:
+    """Return the part of a schema at a JSON pointer (RFC 6901) such as "#/$defs/a"; None where there is none."""
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        return None
+    for key in pointer[1:].split("/")[1:]:
+        name = unquote(key).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, dict):
+            schema = schema.get(name)
+        else:
+            return None
+    return schema

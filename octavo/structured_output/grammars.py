@@ -67,7 +67,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
 def lenient_schema(schema: Mapping[str, Any]) -> str:
     """Return the grammar of JSON that follows a schema, but for keywords that llguidance does not have."""
     options = {"lenient": True, "whitespace_pattern": _MOST_SPACE}
-    return f"start: %json {json.dumps({**schema, 'x-guidance': options})}"
+    return f"start: %json {json.dumps({**closed(schema), 'x-guidance': options})}"
 
 
 def without_forcing(grammar: str) -> str:

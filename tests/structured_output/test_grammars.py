@@ -11,7 +11,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
-from octavo.structured_output.closed_schemas import closed
 from octavo.structured_output.grammars import check_grammar, grammar_of
 
 
@@ -48,7 +47,21 @@ def test_grammars_of_every_form_are_accepted(good: StructuredOutputsParams) -> N
     check_grammar(good)
 
 
-def test_objects_that_list_their_properties_may_have_no_others() -> None:
+def admits(text: str, schema: Any, **options: bool) -> bool:
+    matcher = LLMatcher(byte_tokenizer(), grammar_of(form(json=schema, **options)))
+    return matcher.try_consume_tokens([*text.encode()]) == len(text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_closed"),
+    [
+        ('{"a": [{"b": null}]}', True),
+        ('{"a": [{"b": null, "c": 1}]}', False),
+        ('{"z": 1}', False),
+        ('{"properties": {"q": null}}', True),
+    ],
+)
+def test_objects_that_list_their_properties_have_no_others(text: str, is_closed: bool) -> None:
     inner = {"properties": {"b": {"type": "null"}}}
     schema = {
         "type": "object",
@@ -56,25 +69,52 @@ def test_objects_that_list_their_properties_may_have_no_others() -> None:
         "$defs": {"o": {"type": "object", "patternProperties": {"^x$": {}}, "additionalProperties": {"type": "null"}}},
     }
     given = json.dumps(schema)
-
-    def admits(text: str, **options: bool) -> bool:
-        matcher = LLMatcher(byte_tokenizer(), grammar_of(form(json=schema, **options)))
-        return matcher.try_consume_tokens([*text.encode()]) == len(text.encode()) and matcher.is_accepting()
-
-    for text, is_closed in (
-        ('{"a": [{"b": null}]}', True),
-        ('{"a": [{"b": null, "c": 1}]}', False),
-        ('{"z": 1}', False),
-        ('{"properties": {"q": null}}', True),
-    ):
-        assert admits(text, disable_additional_properties=True) is is_closed
-        assert admits(text)
+    assert admits(text, schema) is is_closed
+    assert admits(text, schema, disable_additional_properties=False)
     assert json.dumps(schema) == given
-    assert closed(True) is True
     tag = {"structures": [{"begin": "<a>", "schema": inner, "end": "</a>"}], "triggers": ["<a"]}
-    assert '"additionalProperties": false' in grammar_of(
-        form(structural_tag=tag, disable_additional_properties=True)
-    ).replace('\\"', '"').replace('":false', '": false')
+    grammar = grammar_of(form(structural_tag=tag)).replace('\\"', '"').replace('":false', '": false')
+    assert '"additionalProperties": false' in grammar
+
+
+A, B = ({"type": "object", "properties": {name: {"type": "null"}}, "required": [name]} for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object"}, '{"c": null}'),
+        ({"allOf": [A, B]}, '{"a": null, "b": null}'),
+        ({"allOf": [{"$ref": "#/$defs/a~1"}, B], "$defs": {"a/": A}}, '{"a": null, "b": null}'),
+        ({"$ref": "#/$defs/a", **B, "$defs": {"a": {"anyOf": [A]}}}, '{"a": null, "b": null}'),
+        ({**B, "anyOf": [A, {"required": ["c"]}]}, '{"b": null, "a": null}'),
+        ({**A, "required": ["c"]}, '{"c": 1}'),
+        ({**A, "required": [], "minProperties": 1, "properties": {}}, '{"c": 1}'),
+        ({**A, "additionalProperties": True}, '{"a": null, "c": 1}'),
+    ],
+)
+def test_an_object_stays_open_where_another_schema_lists_keys_of_it_too(schema: Any, text: str) -> None:
+    assert admits(text, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [A]},
+        {"anyOf": [A, B]},
+        {"$ref": "#/$defs/a", "description": "of a", "$defs": {"a": A}},
+        {"allOf": [{"$ref": "#/$defs/a"}], "description": "as pydantic writes a reference", "$defs": {"a": A}},
+        {
+            **A,
+            "properties": {**A["properties"], "b": {"type": "null"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    ],
+)
+def test_schemas_of_one_object_each_are_closed(schema: Any) -> None:
+    assert not admits('{"a": null, "c": 1}', schema)
+    assert not admits('{"a": {"c": 1}}', schema)
 
 
 @pytest.mark.parametrize(

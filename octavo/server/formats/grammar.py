@@ -16,6 +16,7 @@ from octavo.server.formats.marks import Mark
 from octavo.server.formats.schemas import ANY, SPELLED, properties_of, required_of, text_pattern
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.tools import Tool
+from octavo.structured_output.closed_schemas import closed
 
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LENIENT: Final = {**_STRICT, "lenient": True}
@@ -86,7 +87,7 @@ class CallGrammar:
     def _call(self, tool: Tool, number: int, is_list: bool) -> str:
         """Return the rule of one call, with its marks unless they are around all calls."""
         calls, name = self._calls, tool.function.name
-        schema = dict(tool.function.parameters or _NOTHING)
+        schema = closed(tool.function.parameters or _NOTHING)
         if schema.setdefault("type", "object") != "object":
             field = f"tools[{(self._asked.tools or []).index(tool)}].function.parameters"
             raise InvalidRequest(f"{field}.type is {schema['type']!r:.60}, must be 'object'", field=field)
