@@ -10,7 +10,7 @@ from octavo import LLM, SamplingParams
 
 PROMPTS = ["Once upon a time", "The fox", "One day a girl", "In the forest"]
 PARAMS = SamplingParams(temperature=0, max_tokens=32)
-ROUNDS = 6
+ROUNDS = 3
 
 
 def changed(weights: dict[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:

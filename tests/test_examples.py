@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMISES = {
     "chat.py": "> Who are you?",
-    "evolve_weights.py": "round 6: ",
+    "evolve_weights.py": "round 3: ",
     "logprobs.py": "(rank 1)",
     "offline.py": "Once upon a time",
     "parallel_sampling.py": "[3]",

@@ -36,11 +36,11 @@ from tests.lora.adapter_folders import LINEAR, make_adapter
 
 SIZES: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 32, "max_num_seqs": 6}
 EXACT: Any = SIZES | {"device": "cuda", "batch_invariant": True}
-PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 9, 5, 4, 6)]
+PROMPTS: Any = [{"prompt_token_ids": [5 + i * 7 % 90 for i in range(length)]} for length in (3, 9, 5)]
 ASKED = [
     SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
     SamplingParams(max_tokens=4, temperature=0.9, seed=1, logprobs=2, ignore_eos=True),
-    *(SamplingParams(max_tokens=4, temperature=0.9, seed=seed, ignore_eos=True) for seed in range(2, 5)),
+    SamplingParams(max_tokens=4, temperature=0.9, seed=2, ignore_eos=True),
 ]
 WAITING = SamplingParams(max_tokens=4, temperature=0.9, seed=6, n=2, ignore_eos=True)
 """Whose steps wait for the host."""
@@ -68,9 +68,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(llm: LLM) -> list[Any]:
     found = llm.generate(PROMPTS, ASKED, use_tqdm=False)
-    found += llm.generate(PROMPTS[:4], [*ASKED[2:], WAITING], use_tqdm=False)
+    found += llm.generate(PROMPTS[:2], [ASKED[2], WAITING], use_tqdm=False)
     found += llm.generate(PROMPTS[:2], [ASKED[2], FORMED], use_tqdm=False)
-    found += llm.generate(PROMPTS[:2], ASKED[2:4], use_tqdm=False)
+    found += llm.generate(PROMPTS[:2], ASKED[1:], use_tqdm=False)
     assert not any(each.error for each in found), found
     return [each.outputs for each in found]
 
@@ -85,10 +85,10 @@ def expected(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("sizes", "captured"),
-    # five, four and two rows in a step, or half of them in turns
+    # three and two rows in a step, or half of them in turns
     [
-        ({"tensor_parallel_size": 2, "max_steps_in_flight": 3}, {2, 4, 8}),
-        pytest.param({"pipeline_parallel_size": 2}, {1, 2, 4}, marks=pytest.mark.long),
+        ({"tensor_parallel_size": 2, "max_steps_in_flight": 3}, {2, 4}),
+        pytest.param({"pipeline_parallel_size": 2}, {1, 2}, marks=pytest.mark.long),
     ],
     ids=["TP", "PP"],
 )

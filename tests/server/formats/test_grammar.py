@@ -205,8 +205,18 @@ def test_calls_that_a_model_chooses_follow_strict_schemas_behind_the_trigger(nam
             assert len(output.calls) == (not prefix)
 
 
-@pytest.mark.parametrize("regex", [r"a/b{1,3}\d?", r"a\/b", "x\ny|z", '[a-z"<]{1,9}'])
-@pytest.mark.parametrize("name", FORMATS)
+REGEXES = [r"a/b{1,3}\d?", r"a\/b", "x\ny|z", '[a-z"<]{1,9}']
+
+
+@pytest.mark.parametrize(
+    ("name", "regex"),
+    [
+        # each format with one of them, and with the others in the long tests
+        pytest.param(name, regex, marks=[pytest.mark.long] * (place % len(REGEXES) != number))
+        for place, name in enumerate(FORMATS)
+        for number, regex in enumerate(REGEXES)
+    ],
+)
 def test_the_input_of_a_custom_tool_matches_its_regular_expression(name: str, regex: str) -> None:
     form, inputs = form_of(name), []
     definition = {"type": "grammar", "grammar": {"syntax": "regex", "definition": regex}}
