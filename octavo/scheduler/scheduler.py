@@ -274,6 +274,9 @@ class Scheduler:
         if self._adapters is not None:
             self._adapters.collect()
         plan = begin_plan(self.config, registry) if self.holding == "all" else self._planner.plan(now)
+        while plan.has_preempted and not plan.has_work:
+            # the groups that were preempted had the turns of those that still run
+            plan = self._planner.plan(now)
         if self._adapters is not None:
             self._adapters.end_failed(now)
         self.block_manager.end_planning()

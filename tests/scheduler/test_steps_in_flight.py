@@ -134,6 +134,16 @@ def test_small_chunks_in_a_small_pool_change_no_token(seed: int, monkeypatch: py
     assert core.stats().num_preemptions > 0
 
 
+def test_those_that_run_on_have_a_step_when_the_one_whose_turn_it_was_is_preempted() -> None:
+    core = make_core(num_blocks=3, block_size=4, depth=2, policy="priority", sends_tokens=True)
+    requests = [make_request("last", range(4), max_tokens=3), make_request("first", range(5), max_tokens=3)]
+    requests[0].priority = 1
+    seen = run(core, requests)
+    assert core.stats().num_preemptions == 1
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+
+
 @pytest.mark.parametrize("sends_tokens", [False, True])
 @pytest.mark.parametrize("width", [{}, {"n": 2}, {"n": 2, "use_beam_search": True}])
 def test_rows_that_wait_for_a_grammar_draw_once_behind_chunks(width: dict[str, object], sends_tokens: bool) -> None:
