@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from benchmarks.gpu.kept import failure_of
 from octavo import LLM, SamplingParams
 
 BASE: Final[dict[str, Any]] = {
@@ -95,6 +95,5 @@ def exactness(ways: dict[str, dict[str, Any]], *, is_one: bool) -> Iterator[dict
             first = first or together
             line |= {"as_the_first": share(together, first)} if is_one else {}
         except Exception as error:  # the other ways are still of use
-            traceback.print_exc()
-            line["error"] = f"{type(error).__name__}: {error}"[:500]
+            line["failed"] = failure_of(error)
         yield {**line, "s": round(time.monotonic() - begun, 1)}

@@ -15,8 +15,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Final
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.kept import kept
 from benchmarks.models import CONFIGS, tensor_shapes, write_config
 from octavo import LLM, SamplingParams
 
@@ -92,7 +94,7 @@ def decode(llm: LLM, config: dict[str, Any], batch: int, limits: Mapping[str, fl
     return {"batch": batch, "step_ms": step_s * 1e3, "floor_ms": floor_s * 1e3, "of_floor": floor_s / step_s}
 
 
-def idle(llm: LLM, config: dict[str, Any], batch: int) -> dict[str, Any]:
+def idle_of(llm: LLM, config: dict[str, Any], batch: int) -> dict[str, Any]:
     """Return the share of steady decode in which the GPU does nothing: neither a kernel nor a copy runs there."""
     prompts = prompts_of([PROMPT] * batch, config["vocab_size"])
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -132,7 +134,7 @@ def prefill(llm: LLM, config: dict[str, Any], length: int, limits: Mapping[str, 
     return {"prompt": length, "ms": taken * 1e3, "of_matrix_rate": share}
 
 
-def nano_vllm(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+def nano_vllm_of(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """Return the time of 256 requests of 100 to 1,024 tokens, in and out (the benchmark of nano-vllm)."""
     chosen = random.Random(0)
     lengths, counts = ([chosen.randint(100, 1024) for _ in range(256)] for _ in range(2))
@@ -152,16 +154,31 @@ def figures(
         # large models take long to start: two ways of them say enough
         if (way == "batch invariant" and device == "cpu") or (name != models[0] and way not in BOTH):
             continue
-        begun = time.perf_counter()
-        with opened(name, device, WAYS[way]) as llm:
-            yield {**about, "start_s": time.perf_counter() - begun}
-            for batch in (1, 64):
-                yield {**about, **decode(llm, config, batch, limits)}
-                if device == "cuda" and way == "as it is":
-                    yield {**about, **idle(llm, config, batch)}
-            yield {**about, **prefill(llm, config, 2048, limits)}
-            if name == models[0] and way == "as it is":
-                yield {**about, **nano_vllm(llm, config)}
+        is_first = way == "as it is"
+        has = {"idle": device == "cuda" and is_first, "nano_vllm": name == models[0] and is_first}
+        yield from kept(about, partial(of_engine, partial(opened, name, device, WAYS[way]), config, limits, **has))
+
+
+def of_engine(
+    open_engine: Callable[[], AbstractContextManager[LLM]],
+    config: dict[str, Any],
+    limits: Mapping[str, float],
+    *,
+    idle: bool,
+    nano_vllm: bool,
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of one engine, in the order of what they are worth; idle, nano_vllm: whether these too."""
+    begun = time.perf_counter()
+    with open_engine() as llm:
+        yield {"start_s": time.perf_counter() - begun}
+        for batch in (1, 64):
+            yield decode(llm, config, batch, limits)
+        yield prefill(llm, config, 2048, limits)
+        for batch in (1, 64) if idle else ():
+            # a machine may not allow what counts the GPU's work
+            yield from kept({"batch": batch}, lambda batch=batch: [idle_of(llm, config, batch)])
+        if nano_vllm:
+            yield nano_vllm_of(llm, config)
 
 
 def main() -> None:

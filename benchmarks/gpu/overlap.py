@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.gpu.figures import BOTH, WAYS, decode, opened, prompts_of, sizes
+from benchmarks.gpu.kept import kept
 from benchmarks.gpu.persistent import MODELS, batch_of, logits_of, open_model
 from benchmarks.gpu.small import microseconds
 from benchmarks.models import CONFIGS
@@ -119,7 +120,7 @@ def steps(limits: Mapping[str, float], name: str, ways: Sequence[str]) -> Iterat
         model = open_model(CONFIGS[name], dtype, "cuda", runtime.bind(), RotatingCudaBackend(runtime, dtype))
         for num_rows in ROWS:
             batch = batch_of(model, [length] * num_rows, dtype, "cuda")
-            shape = {"overlap": name, "batch_invariant": is_invariant, "rows": num_rows}
+            shape = {"batch_invariant": is_invariant, "rows": num_rows}
             yield {**shape, "unequal": unequal_steps(model, batch, launcher), "of": _REPLAYS}
             taken: dict[str, list[float]] = {each: [] for each in LAUNCHERS}
             for _, each in product(range(_TURNS), LAUNCHERS):
@@ -137,7 +138,7 @@ def engines(limits: Mapping[str, float], name: str, ways: Sequence[str]) -> Iter
         expected: list[Any] | None = None
         for launches in LAUNCHERS:
             with device_with(launches), opened(name, "cuda", WAYS[way]) as llm:
-                about = {"overlap": name, "way": way, "launches": launches}
+                about = {"way": way, "launches": launches}
                 found = answers(llm, CONFIGS[name]["vocab_size"])
                 expected = expected or found
                 yield {**about, "as_ordinary": found == expected}
@@ -157,5 +158,5 @@ def overlap(limits: Mapping[str, float], models: Sequence[str] = MODELS) -> Iter
     """Yield all of them, model by model: the large ones, which take long, one way only."""
     for name in models:
         ways = BOTH if name == models[0] else BOTH[:1]
-        yield from steps(limits, name, ways)
-        yield from engines(limits, name, ways)
+        yield from kept({"overlap": name}, partial(steps, limits, name, ways))
+        yield from kept({"overlap": name}, partial(engines, limits, name, ways))

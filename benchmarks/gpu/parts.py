@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
+from benchmarks.gpu.kept import failure_of, kept
 from benchmarks.gpu.logprobs import logprobs
 from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.persistent import persistent
@@ -140,8 +140,7 @@ def checked(share: tuple[str, torch.dtype, int]) -> float | str:
                 difference = (one.cpu().double() - other.double()).abs() / (1 + other.double().abs())
                 worst = max(worst, float(difference.max()))
     except Exception as error:  # the other operators are still of use
-        traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:500]
+        return failure_of(error)
     return worst / operator.tolerance[dtype]
 
 
@@ -161,8 +160,15 @@ def step(rows: int, queries: int, length: int) -> tuple[AttentionMetadata, Tenso
 
 
 def check_bits() -> Iterator[dict[str, Any]]:
-    """Yield whether a token's bits are those of a whole prompt when it is computed alone, and a row's of a product."""
+    """Yield whether bits are the same in other cuts: of attention, of products, and of what one launch does of two."""
     torch.manual_seed(0)
+    yield from kept({"bits": "attention"}, bits_of_attention)
+    yield from kept({"bits": "products"}, bits_of_products)
+    yield from kept({"bits": "rotation with the write to the cache"}, lambda: [{"equal": rotation_is_equal()}])
+
+
+def bits_of_attention() -> Iterator[dict[str, Any]]:
+    """Yield whether a token's bits are those of a whole prompt when it is computed alone."""
     backend, length = CudaBackend(INVARIANT, torch.bfloat16), 3000
     metadata, q, k, v, cache = step(1, length, length)
     whole = backend.run(q, k, v, cache, metadata, Scores(DIM**-0.5))
@@ -173,15 +179,18 @@ def check_bits() -> Iterator[dict[str, Any]]:
         one = dataclasses.replace(made, **{name: getattr(made, name).cuda() for name in names})
         here = slice(position, position + 1)
         alone = backend.run(q[here], k[here], v[here], cache, one, Scores(DIM**-0.5))
-        yield {"bits": "attention", "position": position, "equal": bool(torch.equal(alone[0], whole[position]))}
+        yield {"position": position, "equal": bool(torch.equal(alone[0], whole[position]))}
+
+
+def bits_of_products() -> Iterator[dict[str, Any]]:
+    """Yield how many rows of a product have the bits of the same row alone, whose chunks are computed in other ways."""
     for outputs, inputs in PRODUCTS:
         x, weight = (torch.randn(size, inputs, device="cuda", dtype=torch.bfloat16) for size in (300, outputs))
         for name, runtime in (("triton", INVARIANT), ("cublas", FASTEST)):
             linear = runtime.bind().prepare_linear(weight)
             together = linear(x)
             equal = sum(bool(torch.equal(linear(x[row : row + 1])[0], together[row])) for row in range(0, 300, 30))
-            yield {"bits": f"linear by {name}", "shape": (outputs, inputs), "equal_rows": equal, "of": 10}
-    yield {"bits": "rotation with the write to the cache", "equal": rotation_is_equal()}
+            yield {"by": name, "shape": (outputs, inputs), "equal_rows": equal, "of": 10}
 
 
 def rotation_is_equal() -> bool:
@@ -329,6 +338,13 @@ def engines() -> Iterator[dict[str, Any]]:
         }
 
 
+def peers() -> Iterator[dict[str, Any]]:
+    """Yield the decode steps of transformers, which need not be installed."""
+    from benchmarks.gpu.peers import steps
+
+    return steps("qwen3-0.6b", (1, 64), "cuda")
+
+
 LIMITS: Final[dict[str, float]] = {}
 """What `ceilings` returns, for the parts that time something."""
 PARTS: Final[dict[str, Callable[[], Iterator[dict[str, Any]]]]] = {
@@ -343,28 +359,27 @@ PARTS: Final[dict[str, Callable[[], Iterator[dict[str, Any]]]]] = {
     "logprobs": logprobs,
     "ranks": ranks,
     "kernel-times": partial(time_kernels, LIMITS),
-    "small-times": small,
-    "tile-times": tiles,
+    "small": small,
+    "tiles": tiles,
     "sampler-times": partial(time_sampler, LIMITS),
     "figures": partial(figures, LIMITS),
     "overlap": partial(overlap, LIMITS),
     "persistent": partial(persistent, LIMITS),
+    "peers": peers,
 }
 _TIMED: Final = ("-times", "figures", "overlap", "persistent")
 """Ends of the names of parts that need `LIMITS`."""
 
 
 def printed(name: str) -> bool:
-    """Run a part and print its lines, the last of which ends it; return whether it has not failed."""
-    begun, failure = time.monotonic(), {}
-    try:
-        for line in PARTS[name]():
-            print(json.dumps(line), flush=True)
-    except Exception as error:  # the supervisor goes on with the other parts
-        traceback.print_exc()
-        failure = {"failed": f"{type(error).__name__}: {error}"[:500]}
-    print(json.dumps({"part": name, "s": round(time.monotonic() - begun, 1), **failure}), flush=True)
-    return not failure
+    """Run a part and print its lines, the last of which ends it; return whether none of them says `failed`."""
+    begun, failures = time.monotonic(), []
+    for line in kept({}, PARTS[name]):
+        print(json.dumps(line), flush=True)
+        failures += [str(line["failed"])] if "failed" in line else []
+    failed = {"failed": f"{len(failures)} of its lines, the first: {failures[0]}"} if failures else {}
+    print(json.dumps({"part": name, "s": round(time.monotonic() - begun, 1), **failed}), flush=True)
+    return not failures
 
 
 def main() -> int:

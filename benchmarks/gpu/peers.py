@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.gpu.figures import PROMPT
+from benchmarks.gpu.kept import kept
 from benchmarks.models import CONFIGS
 
 RUNS: Final = 3
@@ -66,22 +67,25 @@ def ways(config: dict[str, Any], device: str) -> Iterator[tuple[str, Generate]]:
     yield "continuous batching", batched
 
 
+def steps(model: str, batches: Sequence[int], device: str) -> Iterator[dict[str, Any]]:
+    """Yield the time of a step in every way."""
+    config = dict(CONFIGS[model])
+    for way, generate in ways(config, device):
+        for batch in batches:
+            about = {"peer": f"transformers, {way}", "model": model, "batch": batch}
+            ids = torch.randint(10, config["vocab_size"], (batch, PROMPT), device=device)
+            yield from kept(about, lambda run=generate, ids=ids: [{"step_ms": step_ms(run, ids)}])
+
+
 def main() -> None:
-    """Print the time of a step in every way."""
+    """Print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", choices=CONFIGS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
-    config = dict(CONFIGS[arguments.model])
-    for way, generate in ways(config, arguments.device):
-        for batch in arguments.batch:
-            about = {"peer": f"transformers, {way}", "model": arguments.model, "batch": batch}
-            ids = torch.randint(10, config["vocab_size"], (batch, PROMPT), device=arguments.device)
-            try:
-                print(json.dumps({**about, "step_ms": step_ms(generate, ids)}), flush=True)
-            except Exception as error:  # the other ways are peers too
-                print(json.dumps({**about, "failed": f"{type(error).__name__}: {error}"}), flush=True)
+    for line in steps(arguments.model, arguments.batch, arguments.device):
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

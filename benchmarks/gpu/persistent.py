@@ -35,6 +35,7 @@ from torch import Tensor
 
 from benchmarks.gpu import persistent_kernel
 from benchmarks.gpu.figures import sizes
+from benchmarks.gpu.kept import kept
 from benchmarks.gpu.small import microseconds
 from benchmarks.models import CONFIGS
 from octavo.attention.backend import AttentionBackend
@@ -208,26 +209,26 @@ def logits_of(model: DecoderStack, run: Callable[[ModelInput], Tensor], batch: M
     return model.compute_logits(run(batch))
 
 
+def persistent(limits: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of all models."""
+    for name in MODELS:
+        yield from kept({"persistent": name}, partial(steps, limits, name))
+
+
 @torch.inference_mode()
-def persistent(
-    limits: Mapping[str, float],
-    models: Sequence[str] = MODELS,
-    rows: Sequence[int] = ROWS,
-    lengths: Sequence[int] = LENGTHS,
-) -> Iterator[dict[str, Any]]:
+def steps(limits: Mapping[str, float], name: str) -> Iterator[dict[str, Any]]:
     """Yield what `compared` returns, and times of whole steps without draws, with the floor's share of them."""
     programs, dtype = torch.cuda.get_device_properties(0).multi_processor_count, torch.bfloat16
-    for name in models:
-        runtime, (read, _, kv_bytes) = CudaRuntime(), sizes(CONFIGS[name])
-        model = open_model(CONFIGS[name], dtype, "cuda", runtime.bind(), RotatingCudaBackend(runtime, dtype))
-        for num_rows, length in product(rows, lengths):
-            batch = batch_of(model, [length] * num_rows, dtype, "cuda")
-            shape = {"persistent": name, "rows": num_rows, "length": length}
-            yield {**shape, **compared(model, batch, programs)}
-            runs = {"launches": model, "persistent": PersistentStep(model, batch.kv_caches, programs)}
-            calls = {way: partial(logits_of, model, run, batch) for way, run in runs.items()}
-            turns = [{way: microseconds(call) / 1e3 for way, call in calls.items()} for _ in range(_TURNS)]
-            taken = {way: statistics.median(turn[way] for turn in turns) for way in runs}
-            floor_ms = (2 * read + kv_bytes * num_rows * length) / limits["bytes_per_s"] * 1e3
-            shares = {f"{way}_of_floor": floor_ms / each for way, each in taken.items()}
-            yield {**shape, **{f"{way}_ms": each for way, each in taken.items()}, "floor_ms": floor_ms, **shares}
+    runtime, (read, _, kv_bytes) = CudaRuntime(), sizes(CONFIGS[name])
+    model = open_model(CONFIGS[name], dtype, "cuda", runtime.bind(), RotatingCudaBackend(runtime, dtype))
+    for num_rows, length in product(ROWS, LENGTHS):
+        batch = batch_of(model, [length] * num_rows, dtype, "cuda")
+        shape = {"rows": num_rows, "length": length}
+        yield {**shape, **compared(model, batch, programs)}
+        runs = {"launches": model, "persistent": PersistentStep(model, batch.kv_caches, programs)}
+        calls = {way: partial(logits_of, model, run, batch) for way, run in runs.items()}
+        turns = [{way: microseconds(call) / 1e3 for way, call in calls.items()} for _ in range(_TURNS)]
+        taken = {way: statistics.median(turn[way] for turn in turns) for way in runs}
+        floor_ms = (2 * read + kv_bytes * num_rows * length) / limits["bytes_per_s"] * 1e3
+        shares = {f"{way}_of_floor": floor_ms / each for way, each in taken.items()}
+        yield {**shape, **{f"{way}_ms": each for way, each in taken.items()}, "floor_ms": floor_ms, **shares}

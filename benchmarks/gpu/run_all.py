@@ -1,9 +1,10 @@
 """Check and time everything of the device cuda on a GPU: `python -m benchmarks.gpu.run_all [--parts start overlap]`.
 
 The parts (`python -m benchmarks.gpu.parts --help` lists them) print a JSON line for each result, and run in one
-process. When a part fails, ends the process or takes longer than `--part-seconds`, the others run in a new process.
-After `--seconds` the run is stopped, and the last line names the parts that have not run. Parts that measure no time
-may run at the same time, in calls of their own.
+process. When a part fails, ends the process or takes longer than it may, the others run in a new process. After
+`--seconds` the run is stopped, and the last line names the parts that have not run. With it, a part may take an equal
+share of the time that is left, so that one that hangs leaves time to the others. Parts that measure no time may run at
+the same time, in calls of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ which says `failed` where it has."""
 
 
 def run_all(parts: Sequence[str], seconds: float, part_seconds: float, command: Sequence[str]) -> dict[str, str]:
-    """Run parts, or all of them where none is given, and print their lines. Return why some have failed, by names."""
+    """Run parts, or all of them where none is given, and print their lines. Return why some have failed, by names.
+
+    A part may take `part_seconds`, and no more than its share of what is left of `seconds`.
+    """
     end, failed = time.monotonic() + seconds, dict[str, str]()
     left = [*parts]
     while True:
@@ -46,8 +50,9 @@ def run_all(parts: Sequence[str], seconds: float, part_seconds: float, command: 
 
 
 def _run(command: Sequence[str], end: float, part_seconds: float) -> tuple[list[str], dict[str, str], str]:
-    """Run a process, no longer than until `end`, and each of its parts for `part_seconds`. Return the names that it
-    prints, for each part that has ended why it failed ("" where it has not), and how the process ended."""
+    """Run a process, no longer than until `end`, and each of its parts for `part_seconds` or its share of the time.
+    Return the names that it prints, for each part that has ended why it failed ("" where it has not), and how the
+    process ended."""
     known, ended, stopped = list[str](), dict[str, str](), list[str]()
 
     def stop(process: subprocess.Popen[str], after: float) -> None:
@@ -56,7 +61,8 @@ def _run(command: Sequence[str], end: float, part_seconds: float) -> tuple[list[
             os.killpg(process.pid, signal.SIGKILL)
 
     def watch(process: subprocess.Popen[str]) -> Timer:
-        allowed = max(0.0, min(part_seconds, end - time.monotonic()))
+        share = (end - time.monotonic()) / max(1, len(known) - len(ended))
+        allowed = max(0.0, min(part_seconds, share))
         timer = Timer(allowed, stop, [process, allowed])
         timer.start()
         return timer
@@ -71,6 +77,7 @@ def _run(command: Sequence[str], end: float, part_seconds: float) -> tuple[list[
                 known = line.get("parts", known)
                 if "part" in line:
                     ended[line["part"]] = line.get("failed", "")
+                if "part" in line or "parts" in line:
                     timer.cancel()
                     timer = watch(process)
             code = process.wait()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu.kept import kept
 from benchmarks.gpu.run_all import main, run_all
 
 PROGRAM = """
@@ -50,8 +51,8 @@ def test_without_names_all_parts_run_and_one_that_hangs_is_stopped(capsys: pytes
 
 
 def test_what_has_no_time_is_named_and_what_was_found_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    failed, found = ran(capsys, ["good", "hangs", "last"], seconds=4.0)
-    assert failed == {"hangs": "stopped after 4 s", "last": "not run: the time of the run was over"}
+    failed, found = ran(capsys, ["good", "hangs"], seconds=3.0)
+    assert failed == {"hangs": "stopped after 3 s"}
     assert found == ["good", "hangs"]
 
 
@@ -62,3 +63,23 @@ def test_parts_that_nobody_knows_have_not_begun(
     monkeypatch.setattr("benchmarks.gpu.run_all.COMMAND", (sys.executable, "-c", "raise SystemExit(2)"))
     assert main() == 1
     assert json.loads(capsys.readouterr().out) == {"failed": {"unknown": "not begun: its process ended with status 2"}}
+
+
+def test_one_that_hangs_leaves_an_equal_share_of_the_time_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    failed, found = ran(capsys, ["good", "hangs", "last"], seconds=8.0)
+    assert [*failed] == ["hangs"]
+    assert failed["hangs"] in ("stopped after 3 s", "stopped after 4 s")
+    assert found == ["good", "hangs", "last"]
+
+
+def test_lines_before_and_after_one_that_fails_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    def found() -> Iterator[dict[str, Any]]:
+        yield {"us": 1.0}
+        raise RuntimeError("out of shared memory")
+
+    assert [*kept({"tile": "plain"}, found), *kept({}, lambda: [{"us": 2.0}])] == [
+        {"tile": "plain", "us": 1.0},
+        {"tile": "plain", "failed": "RuntimeError: out of shared memory"},
+        {"us": 2.0},
+    ]
+    assert "in found" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from typing import Any, Final
 _LIBRARY: Final = "libcuda.so.1"
 _MAX_DYNAMIC_SHARED_SIZE: Final = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_PREFER_SHARED: Final = 1
+"""CU_FUNC_CACHE_PREFER_SHARED: more of an SM's first cache is shared memory, so that more programs fit it."""
 _INVALID_CONTEXT: Final = 201
 SHARED_BYTES: Final = 48 << 10
 """Bytes of shared memory that a kernel may use without setting the attribute."""
@@ -22,6 +24,7 @@ _SIGNATURES: Final = {
     "cuModuleLoadData": (c_void_p, c_char_p),
     "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuFuncSetCacheConfig": (c_void_p, c_int),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
 }
 
@@ -92,11 +95,12 @@ class Driver:
         return Driver(CDLL(_LIBRARY), partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()))
 
     def load(self, code: bytes, function: str, shared_bytes: int) -> int:
-        """Return the handle of a function of a cubin. Raises DriverError."""
+        """Return the handle of a function of a cubin, with the settings that Triton gives it. Raises DriverError."""
         module, handle = c_void_p(), c_void_p()
         self._call("cuModuleLoadData", byref(module), code)
         self._call("cuModuleGetFunction", byref(handle), module, function.encode())
         if shared_bytes > SHARED_BYTES:
+            self._call("cuFuncSetCacheConfig", handle, _PREFER_SHARED)
             self._call("cuFuncSetAttribute", handle, _MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
         return handle.value or 0
 
@@ -105,16 +109,14 @@ class Driver:
         x, y, z = (*grid, 1, 1)[:3]
         if not x * y * z:
             return
-        call = self._calls["cuLaunchKernel"]
-        given = function, x, y, z, threads, 1, 1, shared_bytes, self._current_stream(), arguments, None
-        code = call(*given)
-        if code == _INVALID_CONTEXT:  # a thread that has not yet used the GPU
-            self._call("cuCtxSetCurrent", self._context)
-            code = call(*given)
-        if code:
-            raise DriverError(f"cuLaunchKernel returned error {code} of CUDA")
+        stream = self._current_stream()
+        self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared_bytes, stream, arguments, None)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = self._calls[name](*arguments)
+        call = self._calls[name]
+        code = call(*arguments)
+        if code == _INVALID_CONTEXT:  # a thread that has not yet used the GPU
+            self._calls["cuCtxSetCurrent"](self._context)
+            code = call(*arguments)
         if code:
             raise DriverError(f"{name} returned error {code} of CUDA")

@@ -45,6 +45,7 @@ class KeptDriver:
         """sizes: bytes of each cubin by its function."""
         self.loaded: list[str] = []
         self.attributes: list[tuple[int, int]] = []
+        self.preferences: list[tuple[int, int]] = []
         self.launches: list[tuple[Any, ...]] = []
         self.codes: list[bytes] = []
         self.results = {"cuLaunchKernel": [0] * 99, "cuModuleLoadData": [0] * 99}
@@ -58,6 +59,9 @@ class KeptDriver:
             cuModuleGetFunction=CFUNCTYPE(c_int, pointer, c_void_p, c_char_p)(self._function),
             cuFuncSetAttribute=CFUNCTYPE(c_int, c_void_p, c_int, c_int)(
                 lambda function, name, value: self.attributes.append((name, value)) or 0
+            ),
+            cuFuncSetCacheConfig=CFUNCTYPE(c_int, c_void_p, c_int)(
+                lambda function, config: self.preferences.append((function, config)) or 0
             ),
             cuLaunchKernel=CFUNCTYPE(c_int, c_void_p, *[c_uint] * 7, c_void_p, pointer, c_void_p)(self._launch),
         )
@@ -333,13 +337,15 @@ def test_the_driver_asks_for_shared_memory_and_names_what_failed() -> None:
     kept = KeptDriver({"f": 1})
     own = Driver(kept.library, lambda: 0)
     assert [own.load(b"x", "f", each) for each in (48 << 10, 100_000)] == [1, 2]
-    assert kept.attributes == [(8, 100_000)]
+    assert (kept.attributes, kept.preferences) == ([(8, 100_000)], [(2, 1)])  # as Triton: shared memory first
     kept.results["cuLaunchKernel"] = [0, 201]  # another thread: its context is set, and the launch made again
     own.launch(1, (1,), 32, 0, None)
     assert (kept.contexts, len(kept.launches)) == ([77], 1)
     kept.results["cuLaunchKernel"] = [700]
     with pytest.raises(DriverError, match="cuLaunchKernel returned error 700"):
         own.launch(1, (1,), 32, 0, None)
+    kept.results["cuModuleLoadData"] = [0, 201]  # and so where it is the first to launch a kernel
+    assert (own.load(b"x", "f", 0), kept.contexts) == (3, [77, 77])
     kept.results["cuModuleLoadData"] = [209]
     with pytest.raises(DriverError, match="cuModuleLoadData returned error 209"):
         own.load(b"x", "f", 0)

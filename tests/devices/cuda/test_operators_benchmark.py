@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -67,3 +68,14 @@ def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "INVARIANT", CudaRuntime(is_invariant=True, launch=launch))
     failed = parts.checked(("rms_norm", torch.bfloat16, 0))
     assert parts.merged([0.5, failed, 0.25]) == {"failed": "RuntimeError: no room for rows.rms_norm"}
+
+
+def test_a_part_with_a_line_that_says_failed_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU may be of no use to its process, so the next part runs in a new one."""
+    lines = [{"us": 1.0}, {"us": 0.0, "failed": "no luck"}, {"us": 2.0}]
+    monkeypatch.setitem(parts.PARTS, "bits", lambda: iter(lines))
+    assert not parts.printed("bits")
+    *found, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (found, last["part"], last["failed"]) == (lines, "bits", "1 of its lines, the first: no luck")
