@@ -25,6 +25,7 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks.gpu.binaries import binaries
 from benchmarks.gpu.exactness import OTHERS, WAYS, exactness
 from benchmarks.gpu.figures import figures
 from benchmarks.gpu.kept import failure_of, kept
@@ -352,6 +353,7 @@ PARTS: Final[dict[str, Callable[[], Iterator[dict[str, Any]]]]] = {
     "bits": check_bits,
     "sampler": check_sampler,
     "engines": engines,
+    "binaries": binaries,
     "start": start,
     "exact-ways": partial(exactness, WAYS, is_one=True),
     "other-ways": partial(exactness, OTHERS, is_one=False),

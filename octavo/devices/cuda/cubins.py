@@ -147,7 +147,8 @@ class CubinLauncher:
         self._ends: Sequence[int] = manifest["blocks"]
         self._block, self._variant = cache(self._unpacked), cache(self._loaded)
         self._unspecialized = {name: frozenset(each) for name, each in manifest["kernels"].items()}
-        self._missing: set[Call] = set()
+        self.missing: set[Call] = set()
+        """Launches that no variant fits, so far."""
         self._lines = {
             Call(each["kernel"], tuple(each["types"]), frozenset(map(tuple, each["constants"]))): each
             for each in manifest["variants"]
@@ -184,8 +185,8 @@ class CubinLauncher:
         what = f"{call.kernel} of {', '.join(call.types)} with {dict(sorted(call.constants))}"
         if self._otherwise is None:
             raise ConfigError(f"no binary fits {what}, and Triton is not installed: pip install 'octavo[cuda]'")
-        if call not in self._missing:
-            self._missing.add(call)
+        if call not in self.missing:
+            self.missing.add(call)
             _log.info("Triton compiles %s: no binary fits", what)
         self._otherwise(call.kernel, grid, *arguments, **constants)
 
@@ -204,28 +205,38 @@ def open_launcher(
     compiler and for one capability, because variants of a kernel have to agree in every bit. Raises ConfigError where
     neither can launch, and as `read_archive` does.
     """
-    has_triton = util.find_spec("triton") is not None
+    installed = triton_version()
     found = next(filter(None, (read_archive(folder, each) for each in (capability, *_LOWER.get(capability, ())))), None)
     reason = "no binaries of these kernels are installed"
     if found is not None:
         manifest, packed = found
         fitting = [each for each in manifest["variants"] if has_room(each, shared_bytes)]
         made = f"Triton {manifest['triton']} for compute capability {manifest['capability'] / 10}"
-        own = f"Triton {metadata.version('triton')} for compute capability {capability / 10}" if has_triton else made
+        own = f"Triton {installed} for compute capability {capability / 10}" if installed else made
         if is_invariant and own != made:
             reason = f"batch_invariant needs one compiler, here {own}, and binaries are of {made}"
         else:
             try:
-                otherwise = launch_by_triton if has_triton else None
+                otherwise = launch_by_triton if installed else None
                 launcher = CubinLauncher(open_driver(), {**manifest, "variants": fitting}, packed, otherwise)
                 _log.info("kernels are launched from binaries of %s", made)
                 return launcher
             except DriverError as error:
                 reason = f"the driver does not load the binaries of {made}: {error}"
-    if not has_triton:
+    if not installed:
         raise ConfigError(f"{reason} for compute capability {capability / 10}; pip install 'octavo[cuda]'")
     _log.log(logging.INFO if folder.is_dir() else logging.DEBUG, "kernels are compiled by Triton: %s", reason)
     return launch_by_triton
+
+
+def triton_version() -> str | None:
+    """Return the version of the Triton that is installed, which is not imported; None where there is none."""
+    if util.find_spec("triton") is None:
+        return None
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:  # builds of PyTorch before a release have it by another name
+        return metadata.version("pytorch-triton")
 
 
 def read_archive(folder: Path, capability: int) -> tuple[dict[str, Any], bytes] | None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
-from importlib.util import find_spec
 from math import prod
 from typing import Final
 
@@ -17,7 +15,7 @@ import torch
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
 from octavo.devices.cuda.attention import CudaBackend, RotatingCudaBackend
-from octavo.devices.cuda.cubins import FOLDER, open_launcher
+from octavo.devices.cuda.cubins import FOLDER, open_launcher, triton_version
 from octavo.devices.cuda.driver import Driver, newest_cuda
 from octavo.devices.cuda.graphs import MAX_GRAPHS, MAX_ROWS, Graph, GraphedModel
 from octavo.devices.cuda.runtime import CudaRuntime, Launcher
@@ -102,8 +100,7 @@ class CudaDevice(ReferenceDevice):
 
     @property
     def processor(self) -> str:  # type: ignore[override]
-        compiler = metadata.version("triton") if find_spec("triton") else "none"
-        return f"compute capability {'.'.join(map(str, self._capability()))}, Triton {compiler}"
+        return f"compute capability {'.'.join(map(str, self._capability()))}, Triton {triton_version() or 'none'}"
 
     def shared_bytes(self) -> int:
         """Return the bytes of shared memory of an SM."""
@@ -118,7 +115,7 @@ class CudaDevice(ReferenceDevice):
         too_old = _why_too_old(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
         if too_old is not None:
             return too_old
-        if find_spec("triton") is None and not FOLDER.is_dir():
+        if triton_version() is None and not FOLDER.is_dir():
             return "Triton is not installed: pip install 'octavo[cuda]'"
         return None
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint, c_void_p, string_at
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +213,20 @@ def test_binaries_of_other_sources_are_not_used(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"no binaries of these kernels are installed for compute capability 9.0"):
         open_launcher(90, 228 << 10, lambda: pytest.fail("no driver"), is_invariant=False, folder=folder)
+
+
+def test_the_triton_of_a_build_of_torch_before_a_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pytorch-triton": "3.6.0+git1"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(cubins.metadata, "version", version)
+    assert cubins.triton_version() == "3.6.0+git1"
+    monkeypatch.setattr(cubins.util, "find_spec", lambda name: None)
+    assert cubins.triton_version() is None
 
 
 def test_two_compilers_are_not_mixed_where_bits_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

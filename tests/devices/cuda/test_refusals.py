@@ -80,7 +80,7 @@ def test_the_gpu_of_each_rank_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_triton_and_binaries_no_kernel_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "find_spec", lambda _: None)
+    monkeypatch.setattr(cuda, "triton_version", lambda: None)
     monkeypatch.setattr(cuda, "FOLDER", SimpleNamespace(is_dir=lambda: False))
     with pytest.raises(ConfigError, match=r"but Triton is not installed: pip install 'octavo\[cuda\]'"):
         open_device(CONFIG, PLATFORM)
