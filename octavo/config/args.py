@@ -99,6 +99,11 @@ class ModelArgs(CheckpointArgs, ChatArgs, MediaArgs, heading="Model"):
     max_logprobs: int = arg(
         20, "Most log-probabilities per position that a request may ask for; -1 is the whole vocabulary.", ge=-1
     )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = arg(
+        "raw_logprobs",
+        "Distribution whose log-probabilities outputs have: the model's own, or the one that tokens are drawn from, "
+        "behind penalties, grammars, temperature, top-k, top-p and min-p, as trainers need it.",
+    )
     trust_remote_code: bool = arg(
         False,
         "Accepted without effect: octavo never runs code from a checkpoint. Families whose code others take from there "

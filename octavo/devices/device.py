@@ -27,7 +27,7 @@ from octavo.ops.registry import Ops
 from octavo.platform import Memory, Platform
 from octavo.sampling.filters import Filter
 from octavo.sampling.processors import LogitsProcessor
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import DescribingSampler
 
 _log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class Device(Protocol):
         head_dims: the sizes of heads in them.
         """
 
-    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> DescribingSampler:
         """Return a sampler. `processors` act before those that sampling parameters ask for, `filters` after them."""
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:

@@ -39,6 +39,20 @@ class Sampler(Protocol):
         """
 
 
+class DescribingSampler(Sampler, Protocol):
+    """The sampler of a device."""
+
+    def describe_drawn(
+        self, logits: Tensor, rows: Sequence[SamplingRow], drawn: Sequence[list[int]]
+    ) -> list[list[TokenLogprobs]]:
+        """Describe the tokens that `sample` drew for each of `rows` by the distribution from which it drew them.
+
+        The distribution is that behind processors, temperature and filters; of greedy rows, behind processors. Tokens
+        that cannot be drawn are not among the likeliest. logits, float32 [rows, vocab], are as before `sample`, and are
+        overwritten.
+        """
+
+
 class LaunchedDraws(NamedTuple):
     """Tokens that are drawn on a device beside the host. token_ids: int64 [draws] there. wait: returns the results."""
 

@@ -123,6 +123,8 @@ class LaunchingRunner(ModelRunner):
     def _may_launch_for(self, params: SamplingParams, pooled: PooledPrompt | None) -> bool:
         # only the first rank has grammars: the samplers of the others would launch
         is_plain = pooled is None and params.structured_outputs is None and params.logprob_token_ids is None
+        if params.needs_logprobs and not self.parts.launches_logprobs:
+            return False
         return is_plain and self._launches.may_launch(params)
 
     def _draw(self, hidden: Tensor, rows: Sequence[BatchRow]) -> Callable[[], list[RowOutput]]:

@@ -39,6 +39,8 @@ class RunnerParts:
     """Makes vectors of prompts; no tokens are drawn then."""
     grammars: GrammarProcessor | None = None
     """The sampler's grammars, where it draws; compiling those of new sequences begins before the model runs."""
+    launches_logprobs: bool = True
+    """Whether a device may describe tokens that it draws without waiting for the host."""
     suggests: bool = False
     """Whether results have the tokens that grammars force next."""
     drafter: Drafter | None = None

@@ -88,22 +88,28 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
 
 
 class PassCounter:
-    """Reads the log of decisions: how often was a group passed that had been found not to fit in the same step?"""
+    """Reads the log of decisions: how often was a group passed that had been found not to fit in the same step?
 
-    def __init__(self) -> None:
+    has_slots: adapters need slots. While one waits for a slot, those without an adapter pass those with one.
+    """
+
+    def __init__(self, *, has_slots: bool) -> None:
         self.num_passed: dict[str, int] = {}
-        self._blocked: list[str] = []
+        self._has_slots = has_slots
+        self._blocked: dict[str, bool] = {}
 
     def begin(self) -> None:
         """A step is planned."""
-        self._blocked = []
+        self._blocked = {}
 
-    def note(self, kind: str, request_id: str) -> None:
-        if kind == "blocked" and request_id not in self._blocked:
-            self._blocked.append(request_id)
+    def note(self, kind: str, request: EngineCoreRequest) -> None:
+        has_adapter = self._has_slots and request.adapter is not None
+        if kind == "blocked":
+            self._blocked[request.request_id] = has_adapter
         if kind in ("admitted", "swapped_in"):
-            for passed in self._blocked:
-                self.num_passed[passed] = self.num_passed.get(passed, 0) + 1
+            for passed, needs_slot in self._blocked.items():
+                if has_adapter or not needs_slot:
+                    self.num_passed[passed] = self.num_passed.get(passed, 0) + 1
 
 
 class Schedules(RuleBasedStateMachine):
@@ -200,7 +206,7 @@ class Schedules(RuleBasedStateMachine):
         self.alone: dict[str, dict[int, list[int]]] = {}
         self.companions: dict[str, list[EngineCoreRequest]] = {}
         self.count = self.num_repeated = 0
-        self.passes = PassCounter()
+        self.passes = PassCounter(has_slots=bool(options["max_loras"]))
         self._start()
         return self.arrive(first, together=False)
 
@@ -233,7 +239,7 @@ class Schedules(RuleBasedStateMachine):
         def note_and_tell(kind: str, request: EngineCoreRequest, because: str = "") -> None:
             note(kind, request, because)
             if "adapter" not in because:  # those without an adapter pass, without a bound
-                passes.note(kind, request.request_id)
+                passes.note(kind, request)
 
         log.begin, log.note = begin_and_tell, note_and_tell  # type: ignore[method-assign]
 

@@ -23,7 +23,7 @@ from octavo.ops.pages import Pages
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter
 from octavo.sampling.processors import LogitsProcessor
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import DescribingSampler
 
 if TYPE_CHECKING:
     from octavo import _native
@@ -70,7 +70,7 @@ class CpuDevice(ReferenceDevice):
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CpuBackend(self.runtime, cache_dtype), self.runtime.because)
 
-    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> DescribingSampler:
         return NativeSampler(self.runtime.cpu, processors, filters)
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:

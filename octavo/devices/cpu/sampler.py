@@ -129,6 +129,11 @@ class NativeSampler:
             results.append(token if status == _DRAWN else TokenLogprobs(token_id=token.token_id, logprob=math.nan))
         return results
 
+    def describe_drawn(
+        self, logits: Tensor, rows: Sequence[SamplingRow], drawn: Sequence[list[int]]
+    ) -> list[list[TokenLogprobs]]:
+        return self._reference.describe_drawn(logits, rows, drawn)
+
     def _logprobs(self, logits: Tensor, token_ids: Sequence[int]) -> list[float]:
         """Return log-probabilities of tokens of one row, float32 [vocab], counted from that of the likeliest one."""
         (row,) = self.describe(logits.unsqueeze(0), [0], 1)

@@ -32,7 +32,7 @@ from octavo.ops.registry import bind
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.processors import LogitsProcessor, default_processors
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import DescribingSampler
 
 LEAST_CAPABILITY: Final = (8, 0)
 """Ampere: the first with products of bfloat16."""
@@ -161,7 +161,7 @@ class CudaDevice(ReferenceDevice):
         backend = (RotatingCudaBackend if rotates else CudaBackend)(self.runtime, cache_dtype)
         return AttentionChoice(backend, "compiled by Triton")
 
-    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> DescribingSampler:
         every, own = (*processors, *default_processors()), (*default_filters(), *filters)
         return CudaSampler(self.runtime, self.torch_device, self.read_later, every, own)
 

@@ -23,7 +23,7 @@ from octavo.ops.registry import bind
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.processors import LogitsProcessor, default_processors
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import DescribingSampler
 
 _THREADS_FROM_BYTES = 32 << 20
 """Smaller models run on one thread: where other processes want the cores too, waiting for a preempted thread of torch's
@@ -71,7 +71,7 @@ class ReferenceDevice:
     ) -> AttentionChoice:
         return AttentionChoice(ReferenceBackend(cache_dtype), f"the only one of the device {self.name}")
 
-    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> DescribingSampler:
         return ReferenceSampler((*processors, *default_processors()), (*default_filters(), *filters))
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:

@@ -15,13 +15,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.outputs import RequestError
 from octavo.core.step import TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
-from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered_probabilities, scale
+from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered, filtered_probabilities, scale
 from octavo.sampling.logprobs import ranked_tokens, token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
@@ -81,6 +82,23 @@ class ReferenceSampler:
         for start, end in chunks(len(logits), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
             wanted = [num_logprobs] * (end - start)
             results += self._describer(logits[start:end])(range(end - start), token_ids[start:end], wanted)
+        return results
+
+    def describe_drawn(
+        self, logits: Tensor, rows: Sequence[SamplingRow], drawn: Sequence[list[int]]
+    ) -> list[list[TokenLogprobs]]:
+        results: list[list[TokenLogprobs]] = []
+        for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
+            values, of_chunk = logits[start:end], rows[start:end]
+            self._change(values, of_chunk)
+            random = [place for place, row in enumerate(of_chunk) if not row.sequence.params.is_greedy]
+            if random:
+                params = [of_chunk[place].sequence.params for place in random]
+                scaled = scale(values[random], [each.temperature for each in params])
+                values[random] = filtered(scaled, params, self._filters)
+            places = list(range(end - start))
+            found = _describe(self._describer(values), places, of_chunk, drawn[start:end])
+            results += [[_without_barred(token) for token in each] for each in found]
         return results
 
     def _describer(self, logits: Tensor) -> Describer:
@@ -166,19 +184,19 @@ class ReferenceSampler:
             likeliest = _argmax(_rows(logits, greedy)).tolist()
             for row, token_id in zip(greedy, likeliest, strict=True):
                 draws[row] = [token_id] * rows[row].num_samples
-        for filtered in (False, True):
-            chosen = [row for row in sound if not traits[row].is_greedy and bool(traits[row].filters) is filtered]
+        for has_filters in (False, True):
+            chosen = [row for row in sound if not traits[row].is_greedy and bool(traits[row].filters) is has_filters]
             if chosen:
-                drawn = self._draw_random(_rows(logits, chosen), [rows[row] for row in chosen], filtered=filtered)
+                drawn = self._draw_random(_rows(logits, chosen), [rows[row] for row in chosen], has_filters=has_filters)
                 for row, token_ids in zip(chosen, drawn, strict=True):
                     draws[row] = token_ids
         return draws
 
-    def _draw_random(self, logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool) -> list[list[int]]:
+    def _draw_random(self, logits: Tensor, rows: Sequence[SamplingRow], *, has_filters: bool) -> list[list[int]]:
         """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
         params = [row.sequence.params for row in rows]
         scaled = scale(logits, [each.temperature for each in params])
-        if not filtered:
+        if not has_filters:
             return self._draw_each(torch.softmax(scaled, dim=-1), rows, sparse=False)
         drawn: list[list[int]] = [[] for _ in rows]
         top = filtered_top_tokens(scaled, params)
@@ -231,7 +249,7 @@ def _rows(logits: Tensor, rows: list[int]) -> Tensor:
 
 
 def _describe(
-    describe: Describer, described: list[int], rows: Sequence[SamplingRow], draws: list[list[int]]
+    describe: Describer, described: list[int], rows: Sequence[SamplingRow], draws: Sequence[list[int]]
 ) -> list[list[TokenLogprobs]]:
     """Return the draws of the `described` rows, which are those that `describe` has."""
     owners = [place for place, row in enumerate(described) for _ in draws[row]]
@@ -241,6 +259,14 @@ def _describe(
     wanted = [rows[described[place]].sequence.params.logprobs for place in owners]
     tokens = iter(describe(owners, token_ids, wanted))
     return [[next(tokens) for _ in draws[row]] for row in described]
+
+
+def _without_barred(token: TokenLogprobs) -> TokenLogprobs:
+    """Leave out those of the likeliest tokens that cannot be drawn."""
+    count = sum(each > -math.inf for each in token.top_logprobs)
+    if count == len(token.top_logprobs):
+        return token
+    return replace(token, top_ids=token.top_ids[:count], top_logprobs=token.top_logprobs[:count])
 
 
 def _of_owners(values: Tensor, owners: NDArray[np.int64]) -> NDArray[Any]:

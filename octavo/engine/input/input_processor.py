@@ -303,6 +303,12 @@ class InputProcessor:
                 raise InvalidRequest(
                     f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
                 )
+        if params.logprob_token_ids is not None and self._model.logprobs_mode != "raw_logprobs":
+            raise InvalidRequest(
+                "logprob_token_ids are described by the model's own distribution, and this engine has logprobs_mode = "
+                f"{self._model.logprobs_mode}; leave them out, or start it with raw_logprobs",
+                field="logprob_token_ids",
+            )
         if params.use_beam_search:
             num_ends = 0 if params.ignore_eos else len(self._end_token_ids)
             needed = max(2, 1 + num_ends + len(params.stop_token_ids)) * params.width

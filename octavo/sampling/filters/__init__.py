@@ -17,7 +17,17 @@ from octavo.sampling.filters.min_p import MinP
 from octavo.sampling.filters.top_k import TopK
 from octavo.sampling.filters.top_p import HISTOGRAM_BYTES, TopP
 
-__all__ = ["HISTOGRAM_BYTES", "Filter", "MinP", "TopK", "TopP", "default_filters", "filtered_probabilities", "scale"]
+__all__ = [
+    "HISTOGRAM_BYTES",
+    "Filter",
+    "MinP",
+    "TopK",
+    "TopP",
+    "default_filters",
+    "filtered",
+    "filtered_probabilities",
+    "scale",
+]
 
 
 def default_filters() -> tuple[Filter, ...]:
@@ -41,6 +51,11 @@ def filtered_probabilities(
 
     `scaled` is from `scale` and is overwritten.
     """
+    return torch.softmax(filtered(scaled, params, filters), dim=-1)
+
+
+def filtered(scaled: Tensor, params: Sequence[SamplingParams], filters: Sequence[Filter] | None = None) -> Tensor:
+    """Return `scaled` of `scale`, overwritten: -inf for what the filters (by default the default ones) drop."""
     for each in default_filters() if filters is None else filters:
         rows = [row for row, one in enumerate(params) if each.needs(one)]
         if len(rows) == len(params):
@@ -49,4 +64,4 @@ def filtered_probabilities(
             chosen = scaled[rows]
             each.drop(chosen, [params[row] for row in rows])
             scaled[rows] = chosen
-    return torch.softmax(scaled, dim=-1)
+    return scaled

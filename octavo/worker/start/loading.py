@@ -191,6 +191,7 @@ class LoadedRank:
             sampler=shared(sampler, mesh, vocab_size, [speech_rules(model.speech)]) if loaded.is_last else None,
             pooler=pooler,
             grammars=grammars,
+            launches_logprobs=model.logprobs_mode == "raw_logprobs",
             suggests=parts.num_drafts > 0,
             drafter=drafter,
             encodings=encodings_of(loaded, groups, device, num_tokens, opened.dtype if model.embedding_size else None),

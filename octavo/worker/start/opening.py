@@ -21,6 +21,7 @@ from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.registry import Ops, bind
 from octavo.quantization.method import KeptAs
 from octavo.quantization.registry import method_named
+from octavo.sampling.processed_logprobs import ProcessedLogprobs
 from octavo.sampling.processors.speech import speech_rules
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.matchers import Matchers
@@ -80,8 +81,9 @@ def open_samplers(
     `has_forms` False the same sampler twice and None."""
     matchers = Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
     grammars = GrammarProcessor(matchers) if has_forms else None
-    sampler = device.sampler([each for each in (grammars, speech_rules(model.speech)) if each is not None])
-    return sampler, sampler if grammars is None else GuidedSampler(sampler, grammars), grammars
+    own = device.sampler([each for each in (grammars, speech_rules(model.speech)) if each is not None])
+    sampler = ProcessedLogprobs(own) if model.logprobs_mode == "processed_logprobs" else own
+    return own, sampler if grammars is None else GuidedSampler(sampler, grammars), grammars
 
 
 def open_models(config: EngineConfig, mesh: Mesh, device: Device) -> tuple[LoadedModel, DraftModel | None]:

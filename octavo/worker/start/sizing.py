@@ -13,7 +13,10 @@ from octavo.config.schema import CacheConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import Encoded
 from octavo.devices.device import DeviceMemory
+from octavo.devices.reference.sampler import reference_bytes
+from octavo.sampling.chunks import rows_per_chunk
 from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.drawing import LOGITS_BYTES
 from octavo.worker.start.loading import LoadedRank, RankParts
 from octavo.worker.start.memory import ModelSizes, divide_memory, refusing_too_little
 from octavo.worker.start.warm_up import NUM_BLOCKS, WarmUp
@@ -105,7 +108,18 @@ class Sizing:
         sizes = ModelSizes.of(*opened, has_steps=has_steps)
         if parts.draft is not None:
             sizes = parts.draft.joined(sizes, parts.device, parts.backend, block_size, has_steps=has_steps)
+        if has_steps and parts.model.logprobs_mode == "processed_logprobs":
+            of_steps, beside = sizes.activation_bytes, self._described_bytes()
+            sizes = replace(sizes, activation_bytes=lambda max_model_len: of_steps(max_model_len) + beside)
         return replace(sizes, weights_bytes=sizes.weights_bytes + self._adapter_bytes)
+
+    def _described_bytes(self) -> int:
+        """Return the most bytes of logits that are kept to describe tokens after they are drawn, and of describing
+        them."""
+        scheduler, vocab_size = self._parts.scheduler, self._parts.opened.shape.vocab_size
+        num_rows = scheduler.max_num_seqs * (1 + scheduler.num_lookahead_slots)
+        num_rows = min(num_rows, rows_per_chunk(vocab_size, LOGITS_BYTES))
+        return 4 * num_rows * vocab_size + reference_bytes(num_rows, vocab_size)
 
     def _divided(self, sizes: ModelSizes) -> MemoryPlan:
         parts = self._parts

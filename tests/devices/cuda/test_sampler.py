@@ -45,6 +45,23 @@ def test_tokens_are_those_of_the_reference(vocab_size: int, kind: str) -> None:
     assert sampler().sample(logits[7:9].clone(), rows_of(KINDS[7:9])) == found[7:9]
 
 
+def test_drawn_tokens_are_described_by_what_they_were_drawn_from() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"seed": 3, "temperature": 0.7, "top_k": 9, "logprobs": 12},
+        {"temperature": 0.0, "allowed_token_ids": (3, 40), "logprobs": 3},
+        {"seed": 4, "top_p": 0.6, "min_p": 0.01, "num_samples": 2, "presence_penalty": 0.5, "logprobs": 0},
+    ]
+    logits = make_logits("normal", 3, 700)
+    drawn = [token_ids(each) for each in ReferenceSampler().sample(logits.clone(), rows_of(kinds))]
+    expected = ReferenceSampler().describe_drawn(logits.clone(), rows_of(kinds), drawn)
+    found = sampler().describe_drawn(logits.clone(), rows_of(kinds), drawn)
+    for ours, theirs in zip(found, expected, strict=True):
+        for token, other in zip(ours, theirs, strict=True):
+            assert (token.token_id, token.rank, token.top_ids) == (other.token_id, other.rank, other.top_ids)
+            assert [token.logprob, *token.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-5)
+    assert [len(each[0].top_ids) for each in found] == [9, 2, 0]
+
+
 def test_many_draws_of_a_row_are_those_of_the_reference() -> None:
     kinds: list[dict[str, Any]] = [
         {"seed": 3, "num_samples": 40, "logprobs": 2},
