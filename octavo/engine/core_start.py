@@ -8,7 +8,7 @@ import msgspec
 
 from octavo.config.explain import MemoryPlan
 from octavo.config.kv_events import kv_events_config
-from octavo.config.schema import ModelConfig
+from octavo.config.schema import ModelConfig, SpeculativeConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.media import MediaInput
 from octavo.core.messages import CoreReady
@@ -16,6 +16,8 @@ from octavo.errors import ConfigError
 from octavo.executor.executor import Executor
 from octavo.kv_cache.listener import BlockListener
 from octavo.multimodal.reader import MediaReader
+from octavo.scheduler.drafts import Proposer
+from octavo.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
     from octavo.kv_cache.publisher import KvPublisher
@@ -92,3 +94,10 @@ def fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:
             f"lower max_model_len to {fitting} or less, {shorter_steps}or give the cache more memory"
         )
     return fitting
+
+
+def proposer_of(config: SpeculativeConfig | None, limits: CacheLimits, *, is_prefill: bool) -> Proposer | None:
+    """Return the proposer of draft tokens; None without speculation."""
+    if config is None:
+        return None
+    return Speculation(config, is_prefill=is_prefill, repeats=any(each.is_state for each in limits.groups))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.schema import EngineConfig, SpeculativeConfig
+from octavo.config.schema import EngineConfig
 from octavo.core.adapter import LoRARequest
 from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
@@ -24,7 +24,7 @@ from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
-from octavo.engine.core_start import fitting_max_model_len, loaded, publish_events, try_encoders
+from octavo.engine.core_start import fitting_max_model_len, loaded, proposer_of, publish_events, try_encoders
 from octavo.engine.pause import Pause
 from octavo.engine.profiling import switch_profile
 from octavo.engine.recorder import RecordedScheduler, Recorder
@@ -37,9 +37,7 @@ from octavo.kv_cache.events import EventLog
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.adapters import AdapterCalls
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.scheduler import Scheduler
-from octavo.speculation.speculation import Speculation
 
 _LAST_SAVES_S: Final = 5.0
 """How long the end of an engine may wait for blocks that are being saved."""
@@ -114,7 +112,7 @@ class EngineCore:
             settings = SchedulerSettings(
                 cache=config.cache, scheduler=config.scheduler, limits=limits, sends_tokens=executor.sends_tokens
             )
-            proposer = _proposer(config.speculative, limits, is_prefill=config.transfer.role == "prefill")
+            proposer = proposer_of(config.speculative, limits, is_prefill=config.transfer.role == "prefill")
             depth, recorder = config.scheduler.max_steps_in_flight, None
             if (record_to := config.observability.record_trace) is not None:
                 recorder = Recorder(record_to, settings, depth, proposer)
@@ -238,6 +236,8 @@ class EngineCore:
         while len(self._in_flight) < self._depth and not self.sleep.is_on:
             step = (self._timed or self.scheduler).schedule(self.clock())
             if step is None:
+                if self.scheduler.plans_again:
+                    continue
                 break
             self._last_step = step
             if self.announce is not None and step.new_sequences:
@@ -390,10 +390,3 @@ class EngineCore:
 
 def _cache_key(salt: str | None = None, namespace: str | None = None, adapter: str | None = None) -> CacheKey:
     return CacheKey(salt, adapter, cache_namespace=namespace)
-
-
-def _proposer(config: SpeculativeConfig | None, limits: CacheLimits, *, is_prefill: bool) -> Proposer | None:
-    """Return the proposer of draft tokens; None without speculation."""
-    if config is None:
-        return None
-    return Speculation(config, is_prefill=is_prefill, repeats=any(each.is_state for each in limits.groups))

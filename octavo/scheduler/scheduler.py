@@ -49,7 +49,8 @@ class Scheduler:
     waiting: groups without blocks. running: groups with blocks on the device, in order of arrival. swapped: groups with
         blocks on the host.
     holding: what `hold` has set. log: the last decisions and their reasons. rates: how fast this engine computes.
-    find, take_ended: of the registry.
+    plans_again: whether the last plan had no rows, because it preempted the groups whose turn it was: the next one has
+        rows of those that still run. find, take_ended: of the registry.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Scheduler:
         all_wait = sends_tokens or proposer is not None
         self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait, connector=connector)
         self.holding: Holding = None
+        self.plans_again = False
         self.log = registry.log
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
@@ -274,9 +276,6 @@ class Scheduler:
         if self._adapters is not None:
             self._adapters.collect()
         plan = begin_plan(self.config, registry) if self.holding == "all" else self._planner.plan(now)
-        while plan.has_preempted and not plan.has_work:
-            # the groups that were preempted had the turns of those that still run
-            plan = self._planner.plan(now)
         if self._adapters is not None:
             self._adapters.end_failed(now)
         self.block_manager.end_planning()
@@ -285,6 +284,7 @@ class Scheduler:
             registry.publish(group, sequence)
         if self._fetching is not None:
             plan.connector = self._fetching.payload(registry.next_step_id, has_work=plan.has_work)
+        self.plans_again = plan.has_preempted and not plan.has_work
         if plan.connector is None and not plan.has_work:
             return None
         if self.policy.counts_service:
