@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _OF_A_TEXT_MODEL: Final = (
     "model.language_model.",
+    "language_model.model.decoder.",
     "language_model.model.",
     "language_model.",
     "model.text_model.",
@@ -37,7 +38,7 @@ _OTHER_PARTS: Final = re.compile(
 )
 """Encoders of images and sound, the projections of their results, and layers that predict further tokens."""
 _OF_ENCODERS: Final = re.compile(
-    r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|merger|mlp1|mlp_AR|\w*projectors?|qwen2_model|resampler|sam_model|tts|visual_tokenizer|vte|vpm|"
+    r"(?:model\.)?(aligner|apm|encoder|generation_\w+|image_newline|language_projection|merger|mlp1|mlp_AR|\w*projectors?|qformer|query_tokens|qwen2_model|resampler|sam_model|tts|visual_tokenizer|vte|vpm|"
     r"view_sep[ae]rator|vqmodel)(?:\..*)?"
 )
 """Names of such parts in models that read images or sound, which text models have for other things."""

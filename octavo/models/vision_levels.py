@@ -11,6 +11,9 @@ from octavo.config.section import Section
 _MOST_MERGERS: Final = 8
 """The limit of mergers, each of which joins the patches of an image once more."""
 
+_MOST_QUERIES: Final = 1024
+"""The limit of BLIP-2's vectors of an image; releases have 32."""
+
 
 def levels_of(library: Any) -> tuple[int, ...]:
     """Return the layer behind which each level is added, -1 for the input of the first one.
@@ -45,6 +48,10 @@ def check_features(config: Section, library: Any) -> None:
         raise config.error("merger_times", f"at most {_MOST_MERGERS}")
     if library.model_type == "kimi_k25":
         _check_kimi(config, own, library)
+    if library.model_type == "blip-2":
+        if not 0 < config.int("num_query_tokens", 32) <= _MOST_QUERIES:
+            raise config.error("num_query_tokens", f"1 to {_MOST_QUERIES:,}")
+        config.part("qformer_config").expect("use_qformer_text_input", False, default=False)
     if library.model_type == "step3p7":
         own.expect_all(use_cls_token=False, use_ln_post=False, use_ln_pre=True, use_abs_posemb=True, use_rope2d=True)
     if library.model_type == "ovis2":

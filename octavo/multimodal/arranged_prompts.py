@@ -22,6 +22,14 @@ def paligemma_prompt(context: Context, marker: int, token_ids: Sequence[int]) ->
     return tokens if tokens[-len(lines) :] == lines else tokens + lines
 
 
+def blip2_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
+    """Return the images, and then the text with the token that begins it. A prompt without a marker gets one for each
+    image."""
+    text = [each for each in token_ids if each != marker]
+    num_markers = len(token_ids) - len(text)
+    return [*[marker] * (num_markers or context.num_images), *text]
+
+
 def ernie_prompt(context: Context, marker: int, token_ids: Sequence[int]) -> list[int]:
     """Return a prompt where each image, and each video, is between the tokens that begin and end one."""
     config, kinds = context.config, {marker: "image"}

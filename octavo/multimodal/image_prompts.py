@@ -115,7 +115,8 @@ class ImagePrompts:
         if self.is_alone and not given:
             return [*token_ids], ()
         if self.writer.arranged is not None:
-            token_ids = self.writer.arranged(self._context, self.marker, token_ids)
+            context = self._context._replace(num_images=len(_images_of(given)))
+            token_ids = self.writer.arranged(context, self.marker, token_ids)
         waiting = {kind: self._listed(kind, marker, token_ids, given) for marker, kind in self._markers.items()}
         written: list[int] = []
         media: list[MediaInput] = []
@@ -141,11 +142,11 @@ class ImagePrompts:
 
     def _listed(self, kind: str, marker: int, token_ids: Sequence[int], given: Mapping[str, Any]) -> Iterator[Any]:
         """Return what the markers of a kind stand for. Raises InvalidRequest for another number of them."""
-        brought = given.get(kind, [])
         if kind == "video":
+            brought = given.get(kind, [])
             brought = brought if _are_videos(brought) else [brought]
         else:
-            brought = list(brought) if isinstance(brought, list | tuple) else [brought]
+            brought = _images_of(given)
         room = self.writer.most if self.writer.num_vectors is None else MOST_CROSS_IMAGES
         return matched(kind, (marker, self._token_text(marker)), token_ids, brought, self._limits[kind], room)
 
@@ -214,6 +215,12 @@ def _whole(tokens: Sequence[int], media: Iterable[MediaInput]) -> MediaInput:
     parts = {str(place): typed_array(np.frombuffer(each.digest, np.uint8)) for place, each in enumerate(media)}
     digest = digest_of({**parts, "tokens": typed_array(np.array(tokens, dtype=np.int64))})
     return MediaInput("prompt", digest, ((0, len(tokens)),), 0, {}, is_whole=True)
+
+
+def _images_of(given: Mapping[str, Any]) -> list[Any]:
+    """Return the images that a prompt is given."""
+    images = given.get("image", [])
+    return list(images) if isinstance(images, list | tuple) else [images]
 
 
 def _are_videos(given: Any) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.config.media.image_fits import num_queries
 from octavo.config.section import Section
 from octavo.errors import InvalidRequest
-from octavo.multimodal.arranged_prompts import ernie_prompt, paligemma_prompt
+from octavo.multimodal.arranged_prompts import blip2_prompt, ernie_prompt, paligemma_prompt
 from octavo.multimodal.image_writer import Arrays, Context, ImageWriter, first_positive
 from octavo.multimodal.processors.molmo2_images import molmo2_prompt, molmo2_tokens
 from octavo.multimodal.tiled_prompts import (
@@ -37,6 +37,10 @@ def _llava(context: Context, token: int, arrays: Arrays) -> list[int]:
 def _aria(context: Context, token: int, arrays: Arrays) -> list[int]:
     pixels = arrays["pixel_values"]
     return [token] * (len(pixels) * num_queries(context.config, int(pixels.shape[-1])))
+
+
+def _blip2(context: Context, token: int, arrays: Arrays) -> list[int]:
+    return [token] * context.config.positive("num_query_tokens", 32)
 
 
 def _janus(context: Context, token: int, arrays: Arrays) -> list[int]:
@@ -280,6 +284,7 @@ _MINICPM: Final = ImageWriter(_minicpm, ("pixel_values", "target_sizes"))
 IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     "aria": ImageWriter(_aria, ("pixel_values", "pixel_mask")),
     "aya": ImageWriter(aya_prompt, word="<image>"),
+    "blip2": ImageWriter(_blip2, arranged=blip2_prompt, most=1, token_word="<image>"),
     "clip": _ALONE._replace(token_word="<|endoftext|>"),
     "cohere2": ImageWriter(cohere2_prompt),
     "deepseek_ocr": ImageWriter(_deepseek_ocr, (*_LOCAL, "patches_grid")),

@@ -44,8 +44,13 @@ MANY_BLOCKS = ("deepseek_ocr2", "glm5", "lfm", "minicpm", "nemotron", "qwen3_5")
 """Families with states, which take blocks of their own, and one with large images."""
 LEVELS = {"granite4_vision": 5, "mllama": 0, "qwen3_vl": 3}
 """Vectors that are kept for each token of an image, where that is not one."""
-WHOLE = ("ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "molmo2", "paligemma", "phi4_multimodal", "qwen3_vl")
+WHOLE = (
+    *("blip_2", "ernie4_5_vl", "gemma3", "gemma4", "llava", "mllama", "molmo2", "paligemma", "phi4_multimodal"),
+    "qwen3_vl",
+)
 """Families whose ranks are compared with one rank."""
+ONE_IMAGE = ("blip_2", "molmo2")
+"""Families whose prompts have one image."""
 QUICK = ("gemma3", "mllama", "paligemma", "qwen3_vl")
 """Families that are run in every way each time: one for each way in which images enter a model. Of the others, which
 share their parts, some ways are run with -m long."""
@@ -78,7 +83,7 @@ def marked(path: Path, prompts: list[Any]) -> list[Any]:
     """Return prompts with the word that stands for an image in a model where <image> is what begins one."""
     words = {"minicpm": "<start>", "llama4": "<|image|>", "molmo2": "<|image|>"}
     word = next((word for name, word in words.items() if path.name.startswith(name)), "<image>")
-    if path.name.startswith("molmo2"):
+    if path.name.startswith(ONE_IMAGE):
         prompts = [first_image(each) for each in prompts]
     return [
         {**each, "prompt": each["prompt"].replace("<image>", word)} if isinstance(each, dict) else each

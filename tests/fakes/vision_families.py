@@ -47,6 +47,19 @@ def _aria() -> tuple[Any, Any]:
     return config, tf.AriaImageProcessorPil(max_image_size=490, min_image_size=140)
 
 
+def _blip2() -> tuple[Any, Any]:
+    heads = {"num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
+    text = {name: NO_HEAD_DIM[name] for name in NO_HEAD_DIM if name not in ("intermediate_size", "num_key_value_heads")}
+    config = tf.Blip2Config(
+        text_config=tf.OPTConfig(**text, ffn_dim=48, word_embed_proj_dim=32).to_dict(),
+        vision_config=TOWER,
+        qformer_config={**heads, "vocab_size": 8},
+        num_query_tokens=8,
+        image_token_index=IMAGE,
+    )
+    return config, tf.BlipImageProcessorPil(size=SIDE)
+
+
 def _siglip() -> Any:
     return tf.SiglipVisionConfig(**TOWER, vision_use_head=False)
 
@@ -460,6 +473,7 @@ def _cohere2_vision() -> tuple[Any, Any]:
 FAMILIES = {
     **OCR_FAMILIES,
     "aria": (_aria, "AriaForConditionalGeneration"),
+    "blip_2": (_blip2, "Blip2ForConditionalGeneration"),
     "aya_vision": (_aya_vision, "AyaVisionForConditionalGeneration"),
     "exaone4_5": (_exaone4_5, "Exaone4_5_ForConditionalGeneration"),
     "hyperclovax_vision": (_hyperclovax_vision, "HyperCLOVAXVisionV2ForConditionalGeneration"),

@@ -78,6 +78,22 @@ def test_prompts_of_paligemma_begin_behind_images_and_end_with_a_line_break(give
     ]
 
 
+@pytest.mark.parametrize("given", [[1, 50, 51], [IMAGE, 1, 50, 51], [1, 50, IMAGE, 51]])
+def test_the_image_of_blip_2_is_before_the_token_that_begins_the_text(given: list[int], tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_vision_checkpoint("blip_2", tmp_path))
+    settings = image_settings(checkpoint)
+    assert settings is not None
+    reader = ImagePrompts(checkpoint, settings, encode, {"image": 2})
+    tokens, (media,) = reader.expand(given, {"image": image(0)})
+    assert tokens == [*[IMAGE] * 8, 1, 50, 51]
+    assert media.spans == ((0, 8),)
+    for images in (0, 2):
+        with pytest.raises(InvalidRequest, match="image"):
+            reader.expand([IMAGE, 1, 50], {"image": [image(0)] * images})
+    with pytest.raises(InvalidRequest, match="has 2 images, must have at most 1"):
+        reader.expand([1, 50], {"image": [image(0)] * 2})
+
+
 WRITTEN = {
     "aya_vision": ["<|START_OF_IMG|>", "TILE_1", "4", "TILE_2", "4", "TILE_GLOBAL", "4", "<|END_OF_IMG|>"],
     "llama4": [

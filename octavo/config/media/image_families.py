@@ -34,6 +34,7 @@ IMAGE_FAMILIES: Final = (
         reader="aria_encoder.AriaReader",
     ),
     MediaFamily(("AyaVisionForConditionalGeneration",), images="aya", side=Side(384)),
+    MediaFamily(("Blip2ForConditionalGeneration",), images="blip2", side=Side(224)),
     MediaFamily(
         ("CLIPModel",),
         images="clip",

@@ -87,7 +87,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("got_ocr2", {"size": {"height": 56, "width": 84}}, r"size is .*, expected the image_size of vision_config, 56 x"),
     *(
         (family, {"size": {"height": 896, "width": 896}}, "size is .*, expected the image_size of vision_config, 56 x")
-        for family in ("gemma3", "internvl", "qianfan_ocr")
+        for family in ("blip_2", "gemma3", "internvl", "qianfan_ocr")
     ),
     ("internvl", {"size": 896}, "size is 896, expected the image_size of vision_config, 56 x 56"),
     ("smolvlm", {"max_image_size": {"longest_edge": 364}}, "max_image_size is .*, expected the image_size of vision"),
