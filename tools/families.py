@@ -60,6 +60,7 @@ _AROUND = {
     "minicpmo": ("qwen2", {"MiniCPMO"}),
     "minicpmv": ("qwen2", {"MiniCPMV"}),
     "nemotron_nano_vl": ("nemotron_h", {"NemotronH_Nano_VL_V2"}),
+    "nvlm_d": ("qwen2", {"NVLM_D"}),
     "opencua": ("qwen2", {"OpenCUAForConditionalGeneration"}),
     "ovis2_5": ("qwen3", {"Ovis2_5", "Ovis2_6ForCausalLM"}),
     "ovis2_6_moe": ("qwen3_moe", {"Ovis2_6_MoeForCausalLM"}),

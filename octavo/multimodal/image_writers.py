@@ -20,6 +20,7 @@ from octavo.multimodal.tiled_prompts import (
     internvl_prompt,
     lfm2_prompt,
     llama4_prompt,
+    nvlm_prompt,
     pinned_prompt,
     smolvlm_prompt,
 )
@@ -326,6 +327,7 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     ),
     "muse": ImageWriter(_muse, _PATCHES),
     "nemotron": ImageWriter(_nemotron, ("pixel_values", "image_grid_hw"), marker=_NEMOTRON, token=_NEMOTRON),
+    "nvlm": ImageWriter(nvlm_prompt, word="<image>", token_word="<|vision_pad|>"),
     "opencua": _QWEN_IN_LINE._replace(marker=_PLACEHOLDER, token=_PLACEHOLDER),
     "ovis2": ImageWriter(_ovis, ("pixel_values", "grids"), word="<image>", others=indicators),
     "ovis2_5": ImageWriter(_ovis_2_5, _PATCHES, word="<image>", token_word="<|image_pad|>"),

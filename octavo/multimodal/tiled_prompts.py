@@ -53,6 +53,15 @@ def internvl_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
     return [*context.encode("<img>"), *[token] * count, *context.encode("</img>")]
 
 
+def nvlm_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
+    """Return all tiles of an image, each after its number, then its thumbnail; an image of one tile is its
+    thumbnail."""
+    vectors = [token] * context.config.positive("image_seq_length", 256)
+    names = [*(f"<tile_{number}>" for number in range(1, len(arrays["pixel_values"]))), "<tile_global_thumbnail>"]
+    names[0] = f"<Image>{names[0]}"  # whose tokens follow from both texts
+    return [*(each for name in names for each in (*context.encode(name), *vectors)), *context.encode("</Image>")]
+
+
 def smolvlm_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
     """Return the tiles by rows and columns, each after its name, then the whole image."""
     size = context.vision.positive("image_size") // context.vision.positive("patch_size")

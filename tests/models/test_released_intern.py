@@ -7,16 +7,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.loader import LoadedModel
+from octavo.multimodal.image_writer import Context
+from octavo.multimodal.tiled_prompts import nvlm_prompt
+from tests.e2e.test_images import PARAMS as LIKE
+from tests.e2e.test_images import PROMPTS, bits, generate
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import image, make_vision_checkpoint
+from tests.models.test_image_relatives import encoded
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, ignore_eos=True)
 VISION = {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
@@ -80,6 +89,110 @@ def test_a_release_computes_the_same_bits_as_in_transformers_layout(architecture
         rows = [[each.logprob for each in row.values()] for row in output.outputs[0].logprobs or []]
         found.append((output.prompt_token_ids, output.outputs[0].token_ids, rows))
     assert found[0] == found[1]
+
+
+def make_nvlm(path: Path) -> Path:
+    """Write a random NVLM-D by the names of its release to `path`, whose attention has 7 heads more."""
+    own = make_vision_checkpoint("internvl", path / "todays")
+    as_released(own, path := path / "released", architectures=["NVLM_D"], model_type="NVLM_D", ps_version="v2")
+    config = json.loads((path / "config.json").read_text())
+    text = {**config["llm_config"], "model_type": "llama", "attention_bias": True, "mlp_bias": False}
+    vision = {**config["vision_config"], "qk_normalization": True, "norm_type": "rms_norm"}
+    (path / "config.json").write_text(json.dumps({**config, "llm_config": text, "vision_config": vision}))
+    (path / "tokenizer.json").write_text((path / "tokenizer.json").read_text().replace("IMG_CONTEXT", "|vision_pad|"))
+    tensors = load_file(path / "model.safetensors")
+    shapes: dict[str, tuple[int, ...]] = {"mlp1.1.weight": (48, 128), "mlp1.3.weight": (32, 48)}
+    layers = [f"vision_model.encoder.layers.{layer}" for layer in range(3)]
+    for layer in layers:
+        heads = {
+            "qkv.weight": (3 * 144, 32),
+            "proj.weight": (32, 144),
+            "q_norm.weight": (144,),
+            "k_norm.weight": (144,),
+        }
+        shapes |= {f"{layer}.attn.{name}": shape for name, shape in heads.items()}
+    for name in [f"mlp1.{each}.bias" for each in (1, 3)] + [f"{each}.norm{n}.bias" for each in layers for n in (1, 2)]:
+        del tensors[name]
+    generator = torch.Generator().manual_seed(1)
+    for name, shape in shapes.items():
+        tensors[name] = torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def seen_by_nvlm(t: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
+    """Return [tiles, 16, 32] of the encoder in plain torch."""
+    start = "vision_model.embeddings"
+    x = F.conv2d(pixels, t[f"{start}.patch_embedding.weight"], t[f"{start}.patch_embedding.bias"], stride=14)
+    x = torch.cat([t[f"{start}.class_embedding"].expand(len(x), 1, 32), x.flatten(2).transpose(1, 2)], 1)
+    x = x + t[f"{start}.position_embedding"]
+    for layer in (f"vision_model.encoder.layers.{each}" for each in range(3)):
+        q, k, v = F.linear(F.rms_norm(x, (32,), t[f"{layer}.norm1.weight"], 1e-6), t[f"{layer}.attn.qkv.weight"]).chunk(
+            3, -1
+        )
+        scales = [each[..., :32].pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt() for each in (q, k)]
+        q, k = (
+            each * scale * t[f"{layer}.attn.{name}_norm.weight"]
+            for each, scale, name in zip((q, k), scales, "qk", strict=True)
+        )
+        q, k, v = (each.view(*each.shape[:2], 9, 16).transpose(1, 2) for each in (q, k, v))
+        mixed = ((q @ k.transpose(2, 3)) / 4).softmax(-1) @ v
+        made = F.linear(mixed.transpose(1, 2).flatten(2), t[f"{layer}.attn.proj.weight"], t[f"{layer}.attn.proj.bias"])
+        x = x + t[f"{layer}.ls1"] * made
+        inner = F.rms_norm(x, (32,), t[f"{layer}.norm2.weight"], 1e-6)
+        inner = F.gelu(F.linear(inner, t[f"{layer}.mlp.fc1.weight"], t[f"{layer}.mlp.fc1.bias"]))
+        x = x + t[f"{layer}.ls2"] * F.linear(inner, t[f"{layer}.mlp.fc2.weight"], t[f"{layer}.mlp.fc2.bias"])
+    return x[:, 1:]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_nvlm_d_has_more_heads_than_its_config_and_a_wide_projection(tmp_path: Path) -> None:
+    found, arrays = encoded(path := make_nvlm(tmp_path))
+    tensors = load_file(path / "model.safetensors")
+    with torch.inference_mode():
+        seen = seen_by_nvlm(tensors, arrays["pixel_values"])
+        joined = seen.view(3, 2, 2, 2, 2, 32).transpose(2, 3).reshape(12, 128)
+        x = F.layer_norm(joined, (128,), tensors["mlp1.0.weight"], tensors["mlp1.0.bias"])
+        expected = F.linear(F.gelu(F.linear(x, tensors["mlp1.1.weight"])), tensors["mlp1.3.weight"])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    whole = generate(path, PROMPTS)
+    assert bits(generate(path, PROMPTS * 2, max_num_batched_tokens=5)) == bits(whole) * 2
+    with llm_of_ranks(path, 2, dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
+        assert bits(llm.generate(PROMPTS * 2, LIKE)) == bits(whole) * 2
+
+
+def test_tiles_of_nvlm_d_have_numbers(tmp_path: Path) -> None:
+    words: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        words.append(text)
+        return [100 + len(words)]
+
+    section = Section({"image_seq_length": 2}, "config.json")
+    for tiles, said in (
+        (1, ["<Image><tile_global_thumbnail>", "</Image>"]),
+        (3, ["<Image><tile_1>", "<tile_2>", "<tile_global_thumbnail>", "</Image>"]),
+    ):
+        words.clear()
+        made = nvlm_prompt(Context(section, {}, encode), 7, {"pixel_values": np.zeros((tiles, 3, 4, 4))})
+        assert words == said
+        assert made == [*(each for tile in range(tiles) for each in (101 + tile, 7, 7)), 101 + tiles]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ps_version": "v1"}, 'ps_version is "v1", expected "v2"'),
+        ({"use_thumbnail": False}, "use_thumbnail is false, expected true"),
+        ({"llm_config": {"architectures": ["LlamaForCausalLM"]}}, "architectures is .*, expected .*Qwen2ForCausalLM"),
+        ({"llm_config": {"mlp_bias": True}}, "mlp_bias is true, expected false"),
+    ],
+)
+def test_values_that_nvlm_d_does_not_have_are_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    config = {"architectures": ["NVLM_D"], "llm_config": {"model_type": "llama"}, "vision_config": VISION}
+    with pytest.raises(UnsupportedModel, match=said):
+        Checkpoint(Path("nvlm"), {**config, **changes})
 
 
 def test_a_text_model_of_internlm_2_has_the_names_of_its_release(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from octavo.config.media.media_family import MediaFamily, Side
 from octavo.config.released.deepseek_ocr import SECOND, deepseek_ocr_layout
 from octavo.config.released.deepseek_vl2 import DEEPSEEK_VL2, VL2_TYPE, deepseek_vl2_layout, deepseek_vl2_settings
 from octavo.config.released.ernie import ERNIE_VL, ernie_layout, ernie_settings
-from octavo.config.released.intern import intern_layout, intern_settings
+from octavo.config.released.intern import intern_layout, intern_settings, nvlm_layout
 from octavo.config.released.kimi import KIMI, kimi_layout, kimi_settings
 from octavo.config.released.minicpm import minicpm_layout
 from octavo.config.released.minimax import minimax_settings
@@ -227,6 +227,16 @@ IMAGE_FAMILIES: Final = (
         library_config="NemotronH_Omni_Reasoning_V3_Config",
         is_apart=True,
         names="nemotron",
+    ),
+    MediaFamily(
+        ("NVLM_D",),
+        layout=nvlm_layout,
+        images="nvlm",
+        unstated=intern_settings,
+        reader="nvlm_encoder.NvlmReader",
+        library="InternVLForConditionalGeneration",
+        is_apart=True,
+        names="intern",
     ),
     MediaFamily(
         ("OpenCUAForConditionalGeneration",),

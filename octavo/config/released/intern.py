@@ -1,4 +1,4 @@
-"""Configs of InternVL in the layout of its releases, whose code stands beside their weights."""
+"""Configs of InternVL and of NVLM-D in the layout of their releases, whose code stands beside their weights."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def intern_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         "text_config": text.values,
         "vision_config": {**own, "image_size": size, "model_type": "internvl_vision", "patch_size": patch},
     }
+
+
+def nvlm_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config of NVLM-D as `intern_layout` does; its text model is called Llama, and is Qwen2. Raises as
+    `intern_layout`."""
+    made = intern_layout(config, where)
+    if made is config:
+        return config
+    text = Section(made["text_config"], where)
+    text.expect("architectures", ["Qwen2ForCausalLM"], default=["Qwen2ForCausalLM"])
+    text.expect("mlp_bias", False, default=False)
+    return {**made, "text_config": {**text.values, "model_type": "qwen2"}}
 
 
 def intern_settings(config: Section) -> Mapping[str, Any]:
