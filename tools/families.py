@@ -53,6 +53,7 @@ _ALSO = {
 }
 """Architectures that are read like another one."""
 _AROUND = {
+    "bee": ("qwen3", {"BeeForConditionalGeneration"}),
     "deepseek_vl_v2": ("deepseek_v2", {"DeepseekVLV2ForCausalLM"}),
     "eagle_2_5_vl": ("qwen2", {"Eagle2_5_VLForConditionalGeneration"}),
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from math import isqrt, prod
 from typing import Any, Final
@@ -52,6 +53,10 @@ def check_features(config: Section, library: Any) -> None:
         if not 0 < config.int("num_query_tokens", 32) <= _MOST_QUERIES:
             raise config.error("num_query_tokens", f"1 to {_MOST_QUERIES:,}")
         config.part("qformer_config").expect("use_qformer_text_input", False, default=False)
+    if library.model_type in ("bee", "llava_onevision"):
+        ratio = config.str("vision_aspect_ratio", "anyres_max_9")
+        if re.fullmatch(r"anyres_max_[1-9]\d{0,3}", ratio) is None:
+            raise config.error("vision_aspect_ratio", 'the most tiles of an image, such as "anyres_max_9"')
     if library.model_type == "step3p7":
         own.expect_all(use_cls_token=False, use_ln_post=False, use_ln_pre=True, use_abs_posemb=True, use_rope2d=True)
     if library.model_type == "ovis2":

@@ -33,7 +33,7 @@ def pinned_prompt(context: Context, token: int, arrays: Arrays) -> list[int]:
 
 
 def _is_onevision(context: Context) -> bool:
-    return str(context.config.values.get("model_type")) == "llava_onevision"
+    return str(context.config.values.get("model_type")) in ("bee", "llava_onevision")
 
 
 def _best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -28,8 +28,9 @@ from octavo.multimodal.image_prompts import ImagePrompts
 from octavo.multimodal.processors.phi3v_images import Phi3VImages
 from octavo.multimodal.processors.step_images import StepImages
 from octavo.ops.registry import bind
-from tests.e2e.test_images import PROMPTS, bits, generate
+from tests.e2e.test_images import PARAMS, PROMPTS, assert_agrees, bits, generate
 from tests.fakes.checkpoints import edit_config, make_checkpoint
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_tokenizer
 from tests.fakes.vision_sizes import IMAGE, PIXELS, SIDE, TOWER, VIDEO, Settings, tf
 
@@ -108,6 +109,56 @@ def test_keye_has_the_encoder_of_paddleocr(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected if isinstance(expected, torch.Tensor) else torch.cat(expected))
     if family == "Keye":  # what follows the encoder is the same
         assert bits(generate(path, PROMPTS)) == bits(generate(path, PROMPTS, max_num_batched_tokens=5))
+
+
+def as_bee(path: Path) -> Any:
+    """Make a checkpoint of LLaVA-OneVision one of Bee; return transformers' class with the projection of Bee."""
+    oracle = load_vision_oracle(path, "LlavaOnevisionForConditionalGeneration")
+    tensors = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    (name,) = (each.removesuffix("linear_1.weight") for each in tensors if each.endswith("projector.linear_1.weight"))
+    shapes = {"linear_1.weight": (128, 32), "linear_1.bias": (128,), "linear_2.weight": (32, 128)}
+    own = {key: torch.randn(shape, generator=generator) * 0.2 for key, shape in shapes.items()}
+    own |= {f"pre_norm.{key}": torch.rand(32, generator=generator) + 0.5 for key in ("weight", "bias")}
+    save_file(tensors | {f"{name}{key}": each for key, each in own.items()}, path / "model.safetensors")
+    own["linear_2.bias"] = tensors[f"{name}linear_2.bias"]
+
+    class Projector(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.layer_norm(x, (32,), own["pre_norm.weight"], own["pre_norm.bias"], 1e-6)
+            x = F.gelu(F.linear(x, own["linear_1.weight"], own["linear_1.bias"]))
+            return F.linear(x, own["linear_2.weight"], own["linear_2.bias"])
+
+    oracle.model.multi_modal_projector = Projector()
+    edit_config(path, architectures=["BeeForConditionalGeneration"], model_type="bee")
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    settings["image_processor_type"] = "BeeImageProcessor"
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    return oracle
+
+
+@pytest.mark.long
+def test_bee_is_llava_onevision_with_a_norm_before_a_wide_projection(tmp_path: Path) -> None:
+    oracle = as_bee(make_vision_checkpoint("llava_onevision", tmp_path))
+    seen = [image(3, 1, 1), image(4, 300, 20), image(5, 100, 110)]
+    prompts = [*PROMPTS[:3], *({"prompt": "<image> w5", "multi_modal_data": {"image": each}} for each in seen)]
+    args: dict[str, Any] = {"num_gpu_blocks_override": 256}
+    whole = generate(tmp_path, prompts, **args)
+    settings = image_settings(checkpoint := Checkpoint.open(tmp_path))
+    assert settings is not None
+    processor = ImagePrompts(checkpoint, settings, lambda _: [], {"image": 16})
+    for prompt, output in zip(prompts, whole, strict=True):
+        given = prompt["multi_modal_data"]["image"]
+        arrays = processor.arrays(*(given if isinstance(given, list) else [given]))
+        inputs = {name: torch.from_numpy(arrays[name]) for name in processor.writer.reads}
+        assert output.prompt_token_ids is not None
+        drawn = list(output.outputs[0].token_ids)
+        with torch.inference_mode():
+            ids = torch.tensor([[*output.prompt_token_ids, *drawn]])
+            assert_agrees(output, drawn, oracle(input_ids=ids, **inputs).logits[0])
+    assert bits(generate(tmp_path, prompts * 2, max_num_batched_tokens=5, **args)) == bits(whole) * 2
+    with llm_of_ranks(tmp_path, 2, dtype="float32", max_num_seqs=4, **args) as llm:
+        assert bits(llm.generate(prompts * 2, PARAMS)) == bits(whole) * 2
 
 
 @pytest.mark.long

@@ -34,6 +34,14 @@ IMAGE_FAMILIES: Final = (
         reader="aria_encoder.AriaReader",
     ),
     MediaFamily(("AyaVisionForConditionalGeneration",), images="aya", side=Side(384)),
+    MediaFamily(
+        ("BeeForConditionalGeneration",),
+        images="pinned",
+        processors={"BeeImageProcessor": "LlavaOnevisionImageProcessor"},
+        reader="bee_encoder.BeeReader",
+        library="LlavaOnevisionForConditionalGeneration",
+        is_apart=True,
+    ),
     MediaFamily(("Blip2ForConditionalGeneration",), images="blip2", side=Side(224)),
     MediaFamily(
         ("CLIPModel",),
