@@ -57,6 +57,7 @@ _AROUND = {
     "deepseek_vl_v2": ("deepseek_v2", {"DeepseekVLV2ForCausalLM"}),
     "eagle_2_5_vl": ("qwen2", {"Eagle2_5_VLForConditionalGeneration"}),
     "keye": ("qwen3", {"KeyeForConditionalGeneration", "KeyeVL1_5ForConditionalGeneration"}),
+    "llama_nemotron_nano_vl": ("llama", {"Llama_Nemotron_Nano_VL"}),
     "llama_nemotron_vl": ("llama", {*media_family("LlamaNemotronVLModel").architectures}),
     "minicpmo": ("qwen2", {"MiniCPMO"}),
     "minicpmv": ("qwen2", {"MiniCPMV"}),

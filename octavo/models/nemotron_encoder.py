@@ -1,5 +1,5 @@
-"""The encoders of Nemotron 3 Omni and Nemotron Nano 2 VL. Images: RADIO, whose neighbouring vectors are joined and
-projected. Sounds: Parakeet.
+"""The encoders of Nemotron 3 Omni, Nemotron Nano 2 VL and Llama Nemotron Nano VL. Images: RADIO, whose neighbouring
+vectors are joined and projected. Sounds: Parakeet.
 
 Source: NVIDIA's releases.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
@@ -120,3 +121,35 @@ class SquaresReader(NemotronReader):
         side = int(grid[0, 1])
         square = grid.new_full((1, 2), side)
         return torch.cat([self.encoder(tile, square) for tile in torch.split(pixels, side * side)])
+
+
+class _Projector(nn.Module):
+    def __init__(self, width: int, inner: int, hidden: int) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(width)
+        self.linear_1, self.linear_2 = nn.Linear(width, inner), nn.Linear(inner, hidden)
+
+    def forward(self, joined: Tensor) -> Tensor:
+        """joined [vectors, width] → [vectors, hidden]."""
+        return self.linear_2(F.gelu(self.linear_1(self.layer_norm(joined))))
+
+
+class _TilesEncoder(_Encoder):
+    def __init__(self, library: Any) -> None:
+        super().__init__(library)
+        width = library.vision_hidden_size * self._merged**2
+        self.multi_modal_projector = _Projector(width, library.projector_hidden_size, library.text_config.hidden_size)
+
+
+class TilesReader(NemotronReader):
+    """The reader of Llama Nemotron Nano VL, whose images become tiles."""
+
+    ENCODER = _TilesEncoder
+
+    def encode(self, kind: str, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Return [vectors, hidden] of an image. arrays: pixel_values [tiles, 3, side, side]."""
+        pixels, size = self.received(arrays["pixel_values"]), self.config.library.vision_config.patch_size
+        side = pixels.shape[-1] // size
+        cut = pixels.view(len(pixels), 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
+        grid = torch.full((1, 2), side, device=pixels.device)
+        return torch.cat([self.encoder(tile.reshape(side * side, -1), grid) for tile in cut])

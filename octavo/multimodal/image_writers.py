@@ -343,6 +343,7 @@ IMAGE_WRITERS: Final[Mapping[str, ImageWriter]] = {
     "siglip": _ALONE._replace(token_word="<unk>"),
     "smolvlm": ImageWriter(smolvlm_prompt, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True}),
     "step": ImageWriter(_step, _LOCAL),
+    "tiles": ImageWriter(internvl_prompt, marker=_NEMOTRON, token=_NEMOTRON, token_word="<image>"),
     "video_llama": ImageWriter(_video_llama, (*_PATCHES, "image_merge_sizes")),
 }
 """The writers by `images` of a `MediaFamily`."""

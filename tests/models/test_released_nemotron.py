@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from octavo.config.checkpoint import Checkpoint
@@ -18,8 +19,9 @@ from octavo.config.released import nemotron as released_nemotron
 from octavo.config.section import Section
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.multimodal.processors.nemotron_images import NemotronImages
-from tests.e2e.test_images import PROMPTS, bits, generate
-from tests.fakes.checkpoints import edit_config
+from tests.e2e.test_images import PARAMS, PROMPTS, bits, generate
+from tests.fakes.checkpoints import edit_config, make_checkpoint
+from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vision import image, load_vision_oracle, make_vision_checkpoint, write_random
 from tests.fakes.vision_families import FAMILIES
 from tests.fakes.vision_sizes import IMAGE
@@ -213,3 +215,78 @@ def test_the_text_of_nemotron_nano_2_is_served_where_its_encoder_is_another(
     edit_config(tmp_path, vision_config={**vision, "args": {**vision["args"], "min_num_patches": 8}})
     assert image_settings(Checkpoint.open(tmp_path)) is None
     assert bits(generate(tmp_path, PROMPTS[3:])) == expected
+
+
+def make_nano(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a random Llama Nemotron Nano VL by the names of its release, and return transformers' encoder of it."""
+    oracle = make_second(path, monkeypatch)
+    text = make_checkpoint("llama", path / "text", num_hidden_layers=1)
+    config = json.loads((text / "config.json").read_text())
+    hidden, generator = config["hidden_size"], torch.Generator().manual_seed(4)
+    tensors = load_file(path / "model.safetensors")
+    tensors = {name: each for name, each in tensors.items() if "vision_model." in name}
+    tensors |= {f"language_model.{name}": each for name, each in load_file(text / "model.safetensors").items()}
+    shapes: dict[str, tuple[int, ...]] = {"0.weight": (128,), "0.bias": (128,), "1.weight": (24, 128), "1.bias": (24,)}
+    shapes |= {"3.weight": (hidden, 24), "3.bias": (hidden,)}
+    tensors |= {f"mlp1.{name}": torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    save_file(tensors, path / "model.safetensors")
+    names = {"architectures": ["Llama_Nemotron_Nano_VL"], "model_type": "Llama_Nemotron_Nano_VL", "ps_version": "v2"}
+    edit_config(path, ("norm_mean", "norm_std", "img_context_token_id"), **names, llm_config=config)
+    (path / "preprocessor_config.json").write_text(json.dumps({"max_num_tiles": 4, "image_size": 56}))
+    return oracle
+
+
+@pytest.mark.long
+def test_tiles_of_llama_nemotron_are_encoded_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = make_nano(tmp_path, monkeypatch)
+    found, arrays = encoded(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    pixels = arrays["pixel_values"]  # of two tiles and the whole image
+    mean, std = (
+        torch.tensor(each).view(3, 1, 1) for each in (released_nemotron._RADIO_MEAN, released_nemotron._RADIO_STD)
+    )
+    whole = torch.from_numpy(np.array(image(0).resize((56, 56)))).permute(2, 0, 1) / 255
+    torch.testing.assert_close(pixels[2], (whole - mean) / std, rtol=0, atol=1e-5)
+    patches = pixels.view(3, 3, 4, 14, 4, 14).permute(0, 2, 4, 1, 3, 5).reshape(3, 16, -1)
+    tower = getattr(oracle, "model", oracle).vision_model
+    with torch.inference_mode():
+        made = []
+        for tile in patches:
+            x = tower.embeddings(tile, torch.tensor([[4, 4]]))
+            for layer in tower.encoder.layer:
+                x = layer(x)
+            seen = x[0, -16:].view(2, 2, 2, 2, 32).transpose(1, 2).reshape(4, 128)
+            x = F.layer_norm(seen, (128,), tensors["mlp1.0.weight"], tensors["mlp1.0.bias"])
+            x = F.gelu(F.linear(x, tensors["mlp1.1.weight"], tensors["mlp1.1.bias"]))
+            made.append(F.linear(x, tensors["mlp1.3.weight"], tensors["mlp1.3.bias"]))
+    torch.testing.assert_close(found, torch.cat(made), rtol=1e-4, atol=1e-4)
+    outputs = generate(tmp_path, PROMPTS)
+    assert outputs[0].prompt_token_ids is not None
+    assert outputs[0].prompt_token_ids.count(IMAGE) == len(found) == 12
+    assert bits(generate(tmp_path, PROMPTS * 2, max_num_batched_tokens=5)) == bits(outputs) * 2
+    with llm_of_ranks(tmp_path, 2, dtype="float32", num_gpu_blocks_override=64, max_num_seqs=4) as llm:
+        assert bits(llm.generate(PROMPTS * 2, PARAMS)) == bits(outputs) * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "said"),
+    [
+        ({"ps_version": "v1"}, {}, 'ps_version is "v1", expected "v2"'),
+        ({"downsample_ratio": 0.25}, {}, "downsample_ratio is 0.25, expected 0.5"),
+        ({"force_image_size": 60}, {}, "force_image_size is 60, expected a multiple of two patches, 28 pixels"),
+        ({"vit_hidden_size": 16}, {}, "vit_hidden_size is 16, expected hidden_size of vision_config, which is 32"),
+        ({}, {"image_size": 512}, "image_size is 512, expected force_image_size of config.json, which is 56"),
+        ({}, {"use_thumbnail": False}, "use_thumbnail is false, expected true"),
+        ({}, {"max_num_tiles": 0}, "max_num_tiles is 0, expected an integer of at least 1"),
+    ],
+)
+@pytest.mark.long
+def test_values_that_llama_nemotron_does_not_have_are_refused(
+    config: dict[str, Any], settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_nano(tmp_path, monkeypatch)
+    edit_config(tmp_path, **config)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    with pytest.raises((CheckpointError, UnsupportedModel), match=said):
+        generate(tmp_path, ["w1"])

@@ -14,7 +14,7 @@ from octavo.config.released.kimi import KIMI, kimi_layout, kimi_settings
 from octavo.config.released.minicpm import minicpm_layout
 from octavo.config.released.minimax import minimax_settings
 from octavo.config.released.molmo2 import molmo2_layout, molmo2_settings
-from octavo.config.released.nemotron import radio_layout, squares_settings
+from octavo.config.released.nemotron import radio_layout, squares_settings, tiles_layout, tiles_settings
 from octavo.config.released.ovis import ovis_layout, ovis_patches, ovis_settings
 from octavo.config.released.pages import eagle_layout, eagle_settings, pages_layout, pages_settings
 from octavo.config.released.phi3 import phi3v_layout
@@ -182,6 +182,16 @@ IMAGE_FAMILIES: Final = (
         reader="siglip_encoder.SiglipReader",
         library_config="LlavaConfig",
         is_apart=True,
+    ),
+    MediaFamily(
+        ("Llama_Nemotron_Nano_VL",),
+        layout=tiles_layout,
+        images="tiles",
+        computed=tiles_settings,
+        reader="nemotron_encoder.TilesReader",
+        library_config="NemotronH_Omni_Reasoning_V3_Config",
+        is_apart=True,
+        names="nemotron",
     ),
     MediaFamily(("Llama4ForConditionalGeneration",), images="llama4", side=Side(448)),
     MediaFamily(

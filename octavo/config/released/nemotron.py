@@ -1,4 +1,4 @@
-"""Nemotron 3 Omni and Nemotron Nano 2 VL: what NVIDIA released, in the layout of transformers."""
+"""Nemotron 3 Omni, Nemotron Nano 2 VL and Llama Nemotron Nano VL: what NVIDIA released, as transformers has it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _RADIO_SIZES: Final = {
     "vit_huge_patch16_224": (1280, 32, 16),
 }
 """Width, layers and heads of RADIO by the name of the model that it was made from."""
+_RADIO_MEAN: Final = [0.48145466, 0.4578275, 0.40821073]
+_RADIO_STD: Final = [0.26862954, 0.26130258, 0.27577711]
 _STATED: Final = frozenset({"image_processor_type", "max_num_patches", "norm_mean", "patch_size"})
 
 
@@ -105,5 +107,39 @@ def squares_settings(config: Section, read: Callable[[str], Section]) -> Mapping
         "image_processor_type": "NemotronNanoVLV2ImageProcessor",
         "patch_size": two // 2,
         "max_num_tiles": read("preprocessor_config.json").positive("max_num_tiles", 12),
+        "size": {"height": side, "width": side},
+    }
+
+
+def tiles_layout(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config of Llama Nemotron Nano VL as `radio_layout` does, with the number of vectors of a tile.
+
+    Raises CheckpointError, and UnsupportedModel for values that the release does not have.
+    """
+    if not isinstance(config.get("llm_config"), Mapping):
+        return config
+    made = radio_layout(config, where)
+    section = Section(made, where)
+    section.expect_all(downsample_ratio=0.5, ps_version="v2")
+    side, two = section.positive("force_image_size", 512), 2 * section.part("vision_config").positive("patch_size", 16)
+    if side % two:
+        raise section.error("force_image_size", f"a multiple of two patches, {two} pixels")
+    return {**made, "force_image_size": side, "image_seq_length": (side // two) ** 2}
+
+
+def tiles_settings(config: Section, read: Callable[[str], Section]) -> Mapping[str, Any] | None:
+    """Return the settings of the image processor of Llama Nemotron Nano VL; None where its encoder is not read. read,
+    errors: as of `squares_settings`."""
+    if config.part("vision_config").values.get("num_cls_tokens") is None:
+        return None
+    found, side = read("preprocessor_config.json"), config.positive("force_image_size", 512)
+    found.expect("use_thumbnail", True, default=True)
+    if found.positive("image_size", side) != side:
+        raise found.error("image_size", f"force_image_size of config.json, which is {side}")
+    return {
+        "image_mean": _RADIO_MEAN,
+        "image_processor_type": "LlamaNemotronVLImageProcessor",
+        "image_std": _RADIO_STD,
+        "max_patches": found.positive("max_num_tiles", 12),
         "size": {"height": side, "width": side},
     }
