@@ -17,16 +17,21 @@ _JOINED: Final = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not")
 """Keywords with a schema, or a list of schemas, of the object itself."""
 _ADDING: Final = frozenset((*_LISTS, *_JOINED, "$ref", "dependentSchemas"))
 """Keywords by which a schema may list keys."""
+_JOINING: Final = frozenset((*_JOINED, "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"))
+"""Keywords with other schemas of the object itself, whose keys are evaluated, too."""
 
 
-def closed(schema: Any) -> Any:
+def closed(schema: Any, *, is_closed: bool = True) -> Any:
     """Return a copy of a schema with `additionalProperties` false in each object that lists its properties.
+
+    is_closed: False leaves these objects open. Either way `unevaluatedProperties` becomes `additionalProperties` where
+    both mean the same, and the schema `true` becomes an object without keywords.
 
     Objects that say themselves which others they have stay as they are, and so do those that need keys that they do
     not list. Where several schemas list properties of one object (`allOf`, `properties` beside a `$ref`, `if`), each
     would exclude the keys of the others: they stay, too.
     """
-    copy = json.loads(json.dumps(schema))
+    copy = {} if schema is True else json.loads(json.dumps(schema))
     left: list[tuple[Any, bool]] = [(copy, False)]  # with whether other schemas list keys of the same objects
     found: dict[int, dict[str, Any]] = {}
     parts: set[int] = set()
@@ -47,9 +52,21 @@ def closed(schema: Any) -> Any:
         left += ((each[name], is_part or name in ("if", "not")) for name in _JOINED if name in each)
         left += ((one, True) for one in _values(each.get("dependentSchemas")))
     for number, each in found.items():
-        if number not in parts and _can_be_closed(each):
+        if is_closed and number not in parts and _can_be_closed(each):
             each["additionalProperties"] = False
+        if each.get("unevaluatedProperties") is True or _JOINING.isdisjoint(each):
+            _name_the_others(each)
     return copy
+
+
+def _name_the_others(schema: dict[str, Any]) -> None:
+    """Change `unevaluatedProperties`, which llguidance does not have, to `additionalProperties`.
+
+    They mean the same in a schema that holds no other schema of its object; `true` excludes nothing in any.
+    """
+    if "unevaluatedProperties" in schema:
+        others = schema.pop("unevaluatedProperties")
+        schema.setdefault("additionalProperties", others)
 
 
 def _can_be_closed(schema: dict[str, Any]) -> bool:

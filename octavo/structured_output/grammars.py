@@ -42,8 +42,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             case "json":
                 schema = json.loads(params.json or "")
                 _refuse(params, excess_of_schemas([schema]))
-                text = json.dumps(closed(schema)) if params.disable_additional_properties else params.json or ""
-                return LLMatcher.grammar_from_json_schema(text, overrides=options)
+                schema = closed(schema, is_closed=params.disable_additional_properties)
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
             case "regex":
@@ -159,7 +159,7 @@ def _tags(text: str, *, is_closed: bool) -> list[dict[str, Any]]:
         {
             "trigger": _trigger_of(each["begin"], triggers),
             "begin": each["begin"],
-            "grammar": closed(each["schema"]) if is_closed else each["schema"],
+            "grammar": closed(each["schema"], is_closed=is_closed),
             "end": each["end"],
         }
         for each in structures

@@ -117,6 +117,39 @@ def test_schemas_of_one_object_each_are_closed(schema: Any) -> None:
     assert not admits('{"a": {"c": 1}}', schema)
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize(
+    ("others", "accepted", "refused"),
+    [
+        (False, '{"a": null}', '{"a": null, "c": 1}'),
+        (True, '{"a": null, "c": 1}', '{"a": 1}'),
+        ({"type": "integer"}, '{"a": null, "c": 1}', '{"a": null, "c": "x"}'),
+    ],
+)
+def test_unevaluated_properties_are_the_others_of_an_object_of_one_schema(
+    others: Any, accepted: str, refused: str, is_closed: bool
+) -> None:
+    for schema in ({**A, "unevaluatedProperties": others}, {"allOf": [{**A, "unevaluatedProperties": others}]}):
+        assert admits(accepted, schema, disable_additional_properties=is_closed)
+        assert not admits(refused, schema, disable_additional_properties=is_closed)
+    both = {**A, "additionalProperties": {"type": "boolean"}, "unevaluatedProperties": others}
+    assert admits('{"a": null, "c": true}', both, disable_additional_properties=is_closed)
+    assert not admits('{"a": null, "c": 1}', both, disable_additional_properties=is_closed)
+
+
+@pytest.mark.parametrize("name", ["anyOf", "allOf"])
+def test_unevaluated_properties_beside_other_schemas_are_refused_unless_they_exclude_nothing(name: str) -> None:
+    check_grammar(form(json={name: [A], "unevaluatedProperties": True}))
+    with pytest.raises(InvalidRequest, match="unevaluatedProperties"):
+        check_grammar(form(json={name: [A], "unevaluatedProperties": False}))
+
+
+def test_the_schema_true_admits_any_json() -> None:
+    for text in ("[1, null]", '{"a": {}}', '"a"'):
+        assert admits(text, "true")
+        assert admits(text, "true", disable_additional_properties=False)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
