@@ -95,3 +95,20 @@ def test_impossible_features_are_refused_by_name(
     make_vision_checkpoint(family, tmp_path)
     with pytest.raises((CheckpointError, UnsupportedModel), match=said):
         LoadedModel.open(Checkpoint.open(tmp_path, changes), Mesh.single())
+
+
+def test_what_a_release_of_blip_2_leaves_out_is_what_opt_has_by_default() -> None:
+    text = {
+        "model_type": "opt",
+        "hidden_size": 2560,
+        "ffn_dim": 10_240,
+        "num_attention_heads": 32,
+        "vocab_size": 50_304,
+    }
+    config = {"architectures": ["Blip2ForConditionalGeneration"], "model_type": "blip-2", "num_query_tokens": 32}
+    config |= {"qformer_config": {}, "vision_config": {"image_size": 224}, "tie_word_embeddings": False}
+    checkpoint = Checkpoint(Path("blip"), {**config, "text_config": text})
+    made = LoadedModel.open(checkpoint, Mesh.single()).model.config
+    assert (made.vocab_size, made.num_layers, checkpoint.max_model_len(), made.tied) == (50_304, 12, 2048, True)
+    stated = Checkpoint(Path("blip"), {**config, "text_config": {**text, "tie_word_embeddings": False}})
+    assert not LoadedModel.open(stated, Mesh.single()).model.config.tied

@@ -6,6 +6,7 @@ from typing import Final
 
 from octavo.config.media.image_fits import aria_fit, minicpm_fit, mllama_fit
 from octavo.config.media.media_family import MediaFamily, Side
+from octavo.config.released.blip2 import blip2_layout
 from octavo.config.released.deepseek_ocr import SECOND, deepseek_ocr_layout
 from octavo.config.released.deepseek_vl2 import DEEPSEEK_VL2, VL2_TYPE, deepseek_vl2_layout, deepseek_vl2_settings
 from octavo.config.released.ernie import ERNIE_VL, ernie_layout, ernie_settings
@@ -42,7 +43,7 @@ IMAGE_FAMILIES: Final = (
         library="LlavaOnevisionForConditionalGeneration",
         is_apart=True,
     ),
-    MediaFamily(("Blip2ForConditionalGeneration",), images="blip2", side=Side(224)),
+    MediaFamily(("Blip2ForConditionalGeneration",), layout=blip2_layout, images="blip2", side=Side(224)),
     MediaFamily(
         ("CLIPModel",),
         images="clip",
