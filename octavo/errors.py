@@ -94,7 +94,10 @@ def named_by_the_caller(field_names: Mapping[str, str], *, lists_prompts: bool =
     try:
         yield
     except InvalidRequest as error:
-        message = _NAME.sub(lambda found: field_names.get(found[0], found[0]), str(error))
+        message, name = str(error), error.field or ""
+        if name in field_names and not _NAME.fullmatch(name):  # n, say, is a name only where a message begins with it
+            message = re.sub(f"^{re.escape(name)}(?= )", field_names[name], message)
+        message = renamed(message, field_names)
         if lists_prompts and error.prompt_index is not None:
             entry = f"{field_names.get('prompt', 'prompt')}[{error.prompt_index}]"
             message = f"{entry}: {message}"
@@ -103,6 +106,11 @@ def named_by_the_caller(field_names: Mapping[str, str], *, lists_prompts: bool =
         error.field = field_names.get(error.field or "", error.field)
         error.args = (message,)
         raise
+
+
+def renamed(message: str, field_names: Mapping[str, str]) -> str:
+    """Return a message with the caller's names for the fields that it names, but for names without an underscore."""
+    return _NAME.sub(lambda found: field_names.get(found[0], found[0]), message)
 
 
 _NAME = re.compile("[a-z]+(?:_[a-z]+)+")

@@ -7,7 +7,7 @@ import logging
 from typing import Annotated, Any, Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, named_by_the_caller
 from octavo.logging import escaped
 from octavo.server.decode import EngineBody, Refused
 from octavo.server.schema.bodies import PromptBody
@@ -44,7 +44,14 @@ class FormFields(EngineBody, PromptBody, kw_only=True):
         value = getattr(self, name)
         if name == "response_format":
             return _of_response_format(value)
-        return StructuredOutputsParams.of({_GUIDED[name]: value} if name in _GUIDED else value, name)
+        with named_by_the_caller(self.form_names):
+            return StructuredOutputsParams.of({_GUIDED[name]: value} if name in _GUIDED else value, name)
+
+    @property
+    def form_names(self) -> dict[str, str]:
+        """The request's name for the form, which the engine knows as structured_outputs."""
+        name = self._form_field()
+        return {} if name is None else {"structured_outputs": name}
 
     @property
     def may_take_long(self) -> bool:

@@ -42,6 +42,7 @@ class Turn(Generation):
         is_left_to_checkpoint = asked.token_limit is None and model.generation_defaults.get("max_tokens") is not None
         limit = {} if is_left_to_checkpoint else {"max_tokens": asked.token_limit}
         self.field_names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
+        self.field_names |= asked.form_names
         if asked.max_completion_tokens is not None:
             self.field_names["max_tokens"] = "max_completion_tokens"
         with named_by_the_caller(self.field_names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -110,3 +111,37 @@ def test_an_error_names_the_field_that_was_sent_wherever_its_message_does() -> N
         raise ContextTooLong("the prompt and max_tokens of 9 do not fit; set max_tokens to 5", field="max_tokens")
     assert caught.value.field == "max_completion_tokens"
     assert str(caught.value) == ("the prompt and max_completion_tokens of 9 do not fit; set max_completion_tokens to 5")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        ("/v1/completions", {"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "a text with guided_regex"),
+        (
+            "/v1/chat/completions",
+            {"guided_choice": ["a"], "ignore_eos": True},
+            "ignore_eos",
+            "a text with guided_choice",
+        ),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": -2}, "top_logprobs", "^top_logprobs is"),
+        (
+            "/v1/responses",
+            {"min_tokens": 5, "max_output_tokens": 3},
+            "min_tokens",
+            "max_output_tokens, which is 3; raise",
+        ),
+        ("/inference/v1/generate", {"sampling_params": {"n": 0}}, "sampling_params.n", "^sampling_params.n is 0"),
+    ],
+)
+def test_a_refusal_has_the_words_of_its_request(
+    server: Served, path: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    text = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/responses": {"input": "a"},
+        "/inference/v1/generate": {"token_ids": [1]},
+    }
+    refused = ask(server.url, path, {**text.get(path, CHAT), **fields})
+    error = refused.json["error"]
+    assert (refused.status, error["param"]) == (400, param)
+    assert re.search(message, error["message"])

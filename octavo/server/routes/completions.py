@@ -11,6 +11,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.text.detokenizer import text_offsets
 from octavo.engine.text.fill_in import ends_of_filling_in
+from octavo.errors import named_by_the_caller
 from octavo.server.generation import Generated, Generation
 from octavo.server.logprobs import CompletionLogprobs, Position, PromptLogprobsField, completion_logprobs, token_text
 from octavo.server.schema.completions import CompletionRequest
@@ -53,7 +54,7 @@ class Completion(Generation):
 
     def sampling_params(self) -> SamplingParams:
         asked = self.asked
-        self.field_names = {"prompt_token_ids": "prompt"}
+        self.field_names = {"prompt_token_ids": "prompt", **asked.form_names}
         self._num_prompt_chars: dict[int, int] = {}
         """For each choice of which a part was sent: number of characters of the echoed prompt."""
         others: dict[str, Any] = {"logprobs": asked.logprobs}
@@ -65,7 +66,8 @@ class Completion(Generation):
             others["max_tokens"] = 1 if self.echoes_only else asked.max_tokens
         if asked.echo and asked.logprobs is not None:
             others["prompt_logprobs"] = asked.logprobs
-        return self.context.llm.default_sampling_params(**asked.given_sampling(**others))
+        with named_by_the_caller(self.field_names):
+            return self.context.llm.default_sampling_params(**asked.given_sampling(**others))
 
     @property
     def echoes_only(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, defstruct
 
 from octavo.core.prompt import Prompt
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, renamed
 from octavo.server.decode import Refused, RequestBody, converted, refused_fields
 from octavo.server.schema.chat import AudioPart, ChatCompletionRequest
 from octavo.server.schema.common import GenerationRequest, WithoutEffect
@@ -163,7 +163,9 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
             field = self._client_name(error.field or "")
             message = str(error)
             if error.field and message.startswith(error.field):
-                message = field + message.removeprefix(error.field)
+                message = field + renamed(message.removeprefix(error.field), self.names)
+            else:
+                message = renamed(message, self.names)
             raise InvalidRequest(message, field=field or None, code=error.code) from error
 
     def _client_name(self, field: str) -> str:
