@@ -111,10 +111,11 @@ def test_pages_have_a_row_for_every_policy_and_every_method_of_guesses(page: str
 def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
     page = (DOCS / "reference/server.md").read_text()
     named = set(re.findall(r"`([^`\n]+)`", page))
-    assert {f"{endpoint.method} {endpoint.path}".replace("model_id", "id") for endpoint in ENDPOINTS} <= named
+    paths = {f"{endpoint.method} {endpoint.path}".replace("model_id", "id") for endpoint in ENDPOINTS}
+    assert paths <= named, "docs/reference/server.md needs a row for each path"
     kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
     fields = {name for kind in kinds for name in kind.__struct_fields__ if name not in refused_fields(kind)}
-    assert fields <= named
+    assert fields <= named, "docs/reference/server.md has to name each field"
     sources = [
         ROOT / "octavo/errors.py",
         *(ROOT / "octavo/server").rglob("*.py"),
@@ -122,7 +123,7 @@ def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
     ]
     codes = {code for source in sources for code in re.findall(r'\bcode ?= ?"(\w+)"', source.read_text())}
     assert "too_many_prompts" in codes
-    assert codes | set(STATUS_OF_REFUSALS) <= named
+    assert codes | set(STATUS_OF_REFUSALS) <= named, "docs/reference/server.md has to name each code"
 
 
 def test_the_page_on_the_server_tells_the_key_that_each_endpoint_needs() -> None:

@@ -96,7 +96,8 @@ def test_every_definition_has_a_case_and_every_parameter_that_changes_the_distri
     assert {each.name for each in default_processors()} == set(PROCESSED)
     claimed = {name for cases in PROCESSED.values() for case in cases for name in case}
     claimed |= {name for case in FILTERED.values() for name in case}
-    assert claimed == set(SamplingParams.__struct_fields__) - NOT_OF_THE_DISTRIBUTION
+    unclaimed = set(SamplingParams.__struct_fields__) - NOT_OF_THE_DISTRIBUTION
+    assert claimed == unclaimed, "each has a case in PROCESSED or FILTERED, or stands in NOT_OF_THE_DISTRIBUTION"
     # what beam search, which draws nothing, refuses or leaves out
     assert set(OF_DRAWING) == {"temperature", *FILTERED}
 
