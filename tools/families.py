@@ -6,6 +6,7 @@ The table is made with the reference pages: python -m tools.reference docs/refer
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def families() -> dict[str, dict[str, list[str]]]:
         if overrides:
             continue
         row["parallel"] |= {way for way, mesh in _TWO.items() if not is_encoder and _open(checkpoint, mesh)}
-        row["quantization"] |= _quantization(checkpoint, opened, ops)
+        row["quantization"] |= _quantization(checkpoint, opened, ops, row["quantization"])
     rows = {names[model]: row for model, row in found.items()}
     for name, row in _with_images(rows, ops).items():
         for key, values in row.items():
@@ -198,9 +199,12 @@ def families() -> dict[str, dict[str, list[str]]]:
     }
 
 
-def _quantization(checkpoint: Checkpoint, opened: LoadedModel, ops: Ops) -> set[str]:
+def _quantization(
+    checkpoint: Checkpoint, opened: LoadedModel, ops: Ops, known: Collection[str] = frozenset()
+) -> set[str]:
+    """Return the methods, beside those that are known, that change how a model keeps its weights."""
     plain, found = opened.model.state_specs(ops), set[str]()
-    for method in map(method_named, QUANTIZED):
+    for method in (method_named(name) for name in QUANTIZED if name not in known):
         held = _open(checkpoint, method=method)
         if held is not None and held.model.state_specs(ops) != plain:
             found.add(method.name)
