@@ -273,7 +273,7 @@ def check_that_any_schedule_is_exact(
 
 # a smaller failing batch is seldom worth the minutes that shrinking takes
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
 @given(batch=requests(), options=engines(), max_loras=st.sampled_from([0, 0, 1]))
 def test_any_schedule_gives_the_bits_of_a_lonely_run(

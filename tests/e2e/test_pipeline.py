@@ -48,6 +48,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "qwen4_exp": ("qwen4_exp", {"hidden_size": 64}),
 }
+LONG = ("gpt2", "opt", "qwen2", "qwen4_exp")
+"""Families of which others have all parts, and one whose operators are torch's."""
 PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23, 33)] * 2
 PARAMS = [
     SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.3, max_tokens=24, ignore_eos=True),
@@ -81,7 +83,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ("model", "tensor", "pipeline", "preemption_mode"),
     [
         # each family in one way, which is the other one for its neighbour, and the rest with the long tests
-        pytest.param(name, *way, marks=[pytest.mark.long] * (place % 2 != number or name == "qwen4_exp"))
+        pytest.param(name, *way, marks=[pytest.mark.long] * (place % 2 != number or name in LONG))
         for place, name in enumerate(FAMILIES)
         for number, way in enumerate([(1, 3, "swap"), (2, 2, "recompute")])
     ],

@@ -99,16 +99,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "prefixes, longer steps": {"preemption_mode": "recompute", "max_num_batched_tokens": 40, "enforce_eager": True},
     "classic": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 160},
 }  # fmt: skip
-LONG = ("recompute", "swap, 2 threads")
 
 
 def each_way() -> Iterator[Any]:
-    """Every window with every way: with steps in flight each time, with the other two in turns, the rest long."""
+    """Every window with every way: with three in turns, with steps in flight where layers differ, the rest long."""
     windows = [*((ALL, *each) for each in SIZES), *ALTERNATING_SIZES, *((ALL, *each) for each in MORE_SIZES)]
-    turns = ["prefixes, longer steps", "classic"]
+    turns = ["swap, prefixes, 3 in flight", "prefixes, longer steps", "classic"]
     for place, window in enumerate(windows):
         for name, options in OPTIONS.items():
-            is_long = window[1:] in MORE_SIZES or name in LONG or name == turns[place % 2]
+            is_quick = name == turns[place % 3] or (window[0] is OTHERS and name == turns[0])
+            is_long = window[1:] in MORE_SIZES or not is_quick
             label = f"{window[0][0]} {window[1]} {window[2]}-{name}"
             yield pytest.param(window, options, id=label, marks=[pytest.mark.long] * is_long)
 
