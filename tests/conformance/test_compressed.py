@@ -98,12 +98,20 @@ def run(
     return torch.cat(found)
 
 
+CUT = {"choosing": CHOOSING, "all": ALL, "alone": ALONE, "released": RELEASED, "released all": RELEASED_ALL}
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [CHOOSING, ALL, ALONE, RELEASED, RELEASED_ALL],
-    ids=["choosing", "all", "alone", "released", "released all"],
+    ("name", "sizes"),
+    [
+        # plain torch does the same at any size: with that of a released model, only in the long tests
+        pytest.param(
+            name, sizes, id=f"{name}-{kind}", marks=[pytest.mark.long] * (name not in LEVELS and sizes is RELEASED)
+        )
+        for name in IMPLEMENTED
+        for kind, sizes in CUT.items()
+    ],
 )
-@pytest.mark.parametrize("name", IMPLEMENTED)
 def test_cuts_neighbours_and_threads_change_no_bit(sizes: Sizes, name: str) -> None:
     inputs, length, own = made(sizes, sizes.length), sizes.length, IMPLEMENTED[name]
     whole = run(inputs, sizes, [length], own=own)
