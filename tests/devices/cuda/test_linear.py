@@ -44,8 +44,18 @@ def test_shares_of_a_weight_have_the_bits_of_the_whole(monkeypatch: pytest.Monke
     assert not torch.equal(half, shares[0]), "its sums have another order"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("inputs", "number"), [(512, 2), (768, 2), (1024, 4), (1536, 4)])
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "number", "dtype"),
+    [
+        # each number of inputs with a type in turns, and with the others in the long tests
+        pytest.param(inputs, number, dtype, marks=[pytest.mark.long] * (place % len(TYPES) != turn))
+        for place, (inputs, number) in enumerate([(512, 2), (768, 2), (1024, 4), (1536, 4)])
+        for turn, dtype in enumerate(TYPES)
+    ],
+)
 def test_chunks_of_one_program_have_the_bits_of_those_of_several(inputs: int, number: int, dtype: torch.dtype) -> None:
     launched: list[tuple[str, int]] = []
 
