@@ -31,7 +31,10 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
     not list. Where several schemas list properties of one object (`allOf`, `properties` beside a `$ref`, `if`), each
     would exclude the keys of the others: they stay, too.
     """
-    copy = {} if schema is True else json.loads(json.dumps(schema))
+    text = json.dumps({} if schema is True else schema)
+    copy = json.loads(text)
+    if not is_closed and "unevaluatedProperties" not in text:
+        return copy
     left: list[tuple[Any, bool]] = [(copy, False)]  # with whether other schemas list keys of the same objects
     found: dict[int, dict[str, Any]] = {}
     parts: set[int] = set()
@@ -81,6 +84,8 @@ def _can_be_closed(schema: dict[str, Any]) -> bool:
 
 def _has_parts(schema: dict[str, Any]) -> bool:
     """Return whether several schemas list the keys of one object."""
+    if _JOINING.isdisjoint(schema):
+        return False
     branches = [each for name in ("allOf", "then", "else") for each in _listed(schema.get(name)) if _adds(each)]
     choices = [name for name in ("anyOf", "oneOf") if any(map(_adds, _listed(schema.get(name))))]
     lists = any(isinstance(schema.get(name), dict) for name in _LISTS)
