@@ -64,15 +64,15 @@ def test_drawn_tokens_are_described_by_what_they_were_drawn_from() -> None:
 
 def test_many_draws_of_a_row_are_those_of_the_reference() -> None:
     kinds: list[dict[str, Any]] = [
-        {"seed": 3, "num_samples": 40, "logprobs": 2},
+        {"seed": 3, "num_samples": 21, "logprobs": 2},
         {"temperature": 0.0, "num_samples": 2},
-        {"seed": 4, "top_p": 0.9, "num_samples": 37, "presence_penalty": 0.5, "logprobs": 0},
+        {"seed": 4, "top_p": 0.9, "num_samples": 18, "presence_penalty": 0.5, "logprobs": 0},
     ]
     logits = make_logits("normal", 3, 4099)
     expected = ReferenceSampler().sample(logits.clone(), rows_of(kinds))
     found = sampler().sample(logits.clone(), rows_of(kinds))
     assert [*map(token_ids, found)] == [*map(token_ids, expected)]
-    assert len(set(token_ids(found[0]))) > 20
+    assert len(set(token_ids(found[0]))) > 10
     for place, kind in enumerate(kinds):
         assert sampler().sample(logits[place : place + 1].clone(), rows_of([kind])) == [found[place]]
         if "logprobs" in kind:
