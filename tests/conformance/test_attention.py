@@ -102,8 +102,15 @@ def test_a_token_has_the_same_bits_in_any_mixture(level: str, dtype: torch.dtype
 
 
 @pytest.mark.skipif(not LEVELS, reason="there are no compiled kernels")
-@pytest.mark.parametrize("cache_dtype", CACHE_TYPES, ids=str)
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        # each type of queries with half of the types of caches, and with the others in the long tests
+        pytest.param(dtype, cache_dtype, marks=[pytest.mark.long] * (place % len(TYPES) != turn))
+        for turn, dtype in enumerate(TYPES)
+        for place, cache_dtype in enumerate(CACHE_TYPES)
+    ],
+)
 def test_long_contexts_are_cut_among_threads_without_a_trace(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     shapes = [Heads(heads=2, kv_heads=1, dim=32, window=window, has_sinks=window is None) for window in (None, 900)]
     for shape in (*shapes, Heads(heads=2, kv_heads=1, dim=40, value_size=24)):
