@@ -146,6 +146,9 @@ class ServerArgs(Arguments, heading="Server"):
     return_tokens_as_token_ids: bool = arg(
         False, "Write tokens of log-probabilities as token_id:123, unless a request has return_tokens_as_token_ids."
     )
+    enable_force_include_usage: bool = arg(
+        False, "End each stream with its token counts, as if the request had stream_options with include_usage."
+    )
     exclude_tools_when_tool_choice_none: bool = arg(
         False,
         "Leave tools out of the prompt where tool_choice is none. By default they stay in it, so that all turns of "

@@ -32,7 +32,7 @@ from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.logprobs import ChatLogprobs, by_ids, chat_logprobs
 from octavo.server.rate_limits import Meter
-from octavo.server.schema.common import GenerationRequest
+from octavo.server.schema.common import GenerationRequest, StreamOptions
 from octavo.server.sending import (
     DONE,
     DirectBody,
@@ -169,6 +169,9 @@ class Generation(ABC):
     ) -> None:
         self.context = context
         self.asked = asked
+        if context.args.enable_force_include_usage and asked.stream:
+            asked.stream_options = asked.stream_options or StreamOptions()
+            asked.stream_options.include_usage = True
         self.prompts = prompts
         self._requests = EngineRequests(context, request, asked, self.id_prefix)
         self.id = self._requests.id

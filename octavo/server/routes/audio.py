@@ -178,6 +178,7 @@ class _Talk:
     """The requests of one client for the windows of one sound, and their token counts."""
 
     def __init__(self, context: ServerContext, request: Request, asked: TranscriptionRequest) -> None:
+        asked.stream_include_usage |= context.args.enable_force_include_usage
         self.requests = EngineRequests(context, request, asked, "transcr-")
         self._max_model_len = context.max_model_len
         self._counts: list[tuple[int, int]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -61,6 +63,16 @@ def test_a_limit_of_the_checkpoint_makes_room_for_min_tokens(
     create(client)
     create(client, extra_body={"min_tokens": 5})
     assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [2, 5]
+
+
+def test_a_server_may_count_the_tokens_of_every_stream(start_server: Callable[..., Served]) -> None:
+    server = start_server(enable_force_include_usage=True)
+    for asked in ({}, {"stream_options": {"include_usage": False}}):
+        *chunks, last, _ = events(chat(server, max_tokens=2, stream=True, **asked).body)
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 2
+        assert all(chunk["usage"] is None for chunk in chunks)
+    assert "usage" in json.loads(chat(server, max_tokens=2).body)
 
 
 def test_stream_is_role_then_text_then_finish_reason_then_usage_then_done(server: Served) -> None:
