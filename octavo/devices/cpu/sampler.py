@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
-from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.devices.reference.sampler import ReferenceSampler, without_barred
 from octavo.sampling.chunks import sampled_apart
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.logprobs import ranked_tokens
@@ -132,7 +132,15 @@ class NativeSampler:
     def describe_drawn(
         self, logits: Tensor, rows: Sequence[SamplingRow], drawn: Sequence[list[int]]
     ) -> list[list[TokenLogprobs]]:
-        return self._reference.describe_drawn(logits, rows, drawn)
+        # the stages are the reference's, a row at a time, which stays in the cache; the kernel describes it
+        results = []
+        for place, (row, token_ids) in enumerate(zip(rows, drawn, strict=True)):
+            values = logits[place : place + 1]
+            self._reference.leave_drawable(values, [row])
+            count = row.sequence.params.logprobs or 0
+            described = self.describe(values.expand(len(token_ids), -1), token_ids, count) if token_ids else []
+            results.append([without_barred(token) for token in described])
+        return results
 
     def _logprobs(self, logits: Tensor, token_ids: Sequence[int]) -> list[float]:
         """Return log-probabilities of tokens of one row, float32 [vocab], counted from that of the likeliest one."""

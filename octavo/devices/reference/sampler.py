@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.outputs import RequestError
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered, filtered_probabilities, scale
@@ -90,16 +91,33 @@ class ReferenceSampler:
         results: list[list[TokenLogprobs]] = []
         for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
             values, of_chunk = logits[start:end], rows[start:end]
-            self._change(values, of_chunk)
-            random = [place for place, row in enumerate(of_chunk) if not row.sequence.params.is_greedy]
-            if random:
-                params = [of_chunk[place].sequence.params for place in random]
-                scaled = scale(values[random], [each.temperature for each in params])
-                values[random] = filtered(scaled, params, self._filters)
+            self.leave_drawable(values, of_chunk)
             places = list(range(end - start))
             found = _describe(self._describer(values), places, of_chunk, drawn[start:end])
-            results += [[_without_barred(token) for token in each] for each in found]
+            results += [[without_barred(token) for token in each] for each in found]
         return results
+
+    def leave_drawable(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Change `logits` [rows, vocab] to those of the distributions from which rows draw: -inf for other tokens."""
+        self._change(logits, rows)
+        random = [place for place, row in enumerate(rows) if not row.sequence.params.is_greedy]
+        if random:
+            params = [rows[place].sequence.params for place in random]
+            scaled = scale(logits[random], [each.temperature for each in params])
+            traits = [self._traits_of(rows[place].sequence) for place in random]
+            logits[random] = self._kept(scaled, params, traits) if any(each.filters for each in traits) else scaled
+
+    def _kept(self, scaled: Tensor, params: Sequence[SamplingParams], traits: Sequence[_Traits]) -> Tensor:
+        """Return `scaled` with -inf for what the filters drop: of most rows all but the likeliest tokens."""
+        top = filtered_top_tokens(scaled, params)
+        are_decided = [a and b.may_be_decided for a, b in zip(top.is_decided, traits, strict=True)]
+        wide = [place for place, is_decided in enumerate(are_decided) if not is_decided]
+        kept = torch.full_like(scaled, -math.inf)
+        likeliest = scaled.gather(1, top.token_ids).masked_fill_(top.weights == 0.0, -math.inf)
+        kept.scatter_(1, top.token_ids, likeliest)
+        if wide:
+            kept[wide] = filtered(scaled[wide], [params[place] for place in wide], self._filters)
+        return kept
 
     def _describer(self, logits: Tensor) -> Describer:
         """Return what describes tokens by logits, float32 [rows, vocab], as they are now."""
@@ -261,7 +279,7 @@ def _describe(
     return [[next(tokens) for _ in draws[row]] for row in described]
 
 
-def _without_barred(token: TokenLogprobs) -> TokenLogprobs:
+def without_barred(token: TokenLogprobs) -> TokenLogprobs:
     """Leave out those of the likeliest tokens that cannot be drawn."""
     count = sum(each > -math.inf for each in token.top_logprobs)
     if count == len(token.top_logprobs):
