@@ -89,10 +89,16 @@ class Source:
                 return ""
             yield None
 
-    def until(self, marks: Marks, emit: Emit) -> Reading[Found | None]:
-        """Emit the text before the next mark, go behind it, and return it; None at the end of the text."""
+    def until(self, marks: Marks, emit: Emit, is_cut: Callable[[str], bool] = lambda _: False) -> Reading[Found | None]:
+        """Emit the text before the next mark, go behind it, and return it; None at the end of the text.
+
+        is_cut: whether what is left at the end of the text is the beginning of a mark, which is not emitted.
+        """
         while True:
             start, found = marks.search(self.text, self.at, self.is_last)
+            if found is None and self.is_last and is_cut(self.text[self.at :]):
+                self.at = len(self.text)
+                return None
             if start > self.at:
                 yield from emit(self.text[self.at : start])
             self.at = start if found is None else found.end
@@ -163,22 +169,22 @@ class Source:
 class Trimmed:
     """Emits pieces of text without the white space beside marks. only_line: at most one line end on each side.
 
-    is_at_mark: the text begins behind a mark. has_begun: other characters than white space have come.
+    is_at_mark: no text has come behind the last mark. has_begun: other characters than white space have come.
     """
 
     def __init__(self, emit: Emit, *, only_line: bool = False, is_at_mark: bool = False) -> None:
         self._emit = emit
         self._only_line = only_line
-        self._is_at_mark = is_at_mark
+        self.is_at_mark = is_at_mark
         self._pending: list[str] = []
         self._gap = ""
         self.has_begun = False
 
     def __call__(self, piece: str) -> Iterable[OutputEvent]:
         """Return the events of a piece, without the white space that may be beside a mark."""
-        if self._is_at_mark and piece:
+        if self.is_at_mark and piece:
             piece = piece.removeprefix("\n") if self._only_line else piece.lstrip()
-            self._is_at_mark = not self._only_line and not piece
+            self.is_at_mark = not self._only_line and not piece
         body = piece.rstrip("\n") if self._only_line else piece.rstrip()
         if body:
             self.has_begun = True
@@ -191,7 +197,7 @@ class Trimmed:
         """Return the events of the text held back before a mark. Text behind the mark is separated from it."""
         left = "".join(self._pending)
         self._pending = []
-        self._is_at_mark = True
+        self.is_at_mark = True
         if self._only_line:
             return self._emit(left[:-1]) if left[:-1] else ()
         self._gap = self._gap or left or "\n" if self.has_begun else ""

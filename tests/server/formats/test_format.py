@@ -341,6 +341,21 @@ def test_arguments_of_a_call_that_is_cut_are_not_closed(name: str) -> None:
                 json.loads(calls[-1].arguments)
 
 
+@pytest.mark.parametrize(("name", "left"), [("hermes", "\n</tool_c"), ("qwen3_coder", "\n</tool"), ("xlam", "\n``")])
+def test_a_close_mark_that_is_cut_is_no_text(name: str, left: str) -> None:
+    opened = {"xlam": "```json\n"}.get(name, "")
+    call = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}',
+        "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>",
+        "xlam": '[{"name": "f", "arguments": {"a": "x"}}]',
+    }[name]
+    for pieces in cuttings(opened + call + left):
+        found = read(form(name), pieces, tools=TOOLS)
+        assert (found.text, [each.name for each in found.calls]) == (None, ["f"])
+    behind = "</tool_call>" if name != "xlam" else "\n```\n"
+    assert read(form(name), [f"{opened}{call}{behind}a <"], tools=TOOLS).text == "a <"
+
+
 def test_channels_of_gpt_oss_become_reasoning_and_text() -> None:
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
     for pieces in cuttings(text):
