@@ -93,6 +93,8 @@ def test_a_template_is_told_how_long_a_sound_lasts(path: Path) -> None:
         ({"downsampling_ratios": [2, 0]}, "downsampling_ratios is .2, 0., expected integers from 1 to 999"),
         ({"downsampling_ratios": [2, 3]}, "downsampling_ratios .*, expected a product of 6, as the other encoder has"),
         ({"num_filters": 0}, "num_filters is 0"),
+        ({"depths": [3, 10**9]}, "depths is .*, expected integers from 1 to 1,024"),
+        ({"depths": [3] * 400}, "depths is .*, expected at most 1,024 layers together"),
     ],
 )
 def test_encoders_that_cannot_be_are_refused(changes: dict[str, Any], said: str, path: Path) -> None:

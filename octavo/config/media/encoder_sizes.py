@@ -10,7 +10,7 @@ from typing import Final
 from octavo.config.section import Section
 
 _SIZE: Final = re.compile(
-    r"(?!.*ngram|dropout)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depth|d_model|mlp_ratio|tokens_per_second"
+    r"(?!.*ngram|dropout)\w+_(size|dim|heads|layers|channels|positions)|num_\w+|depths?|d_model|mlp_ratio|tokens_per_second"
 )
 _EQUAL: Final = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
 _WIDTHS: Final = ("embed_dim", "d_model", "hidden_size")
@@ -22,6 +22,9 @@ _LONGEST: Final = 1 << 16
 """More pixels, frames or positions would take all memory."""
 _LARGEST: Final = 1 << 22
 """Largest value of other sizes: norms are tried with rows of their width before they are compared with tensors."""
+_LAYERS: Final = re.compile(r"depths?|(\w+_)?layers")
+_MOST_LAYERS: Final = 1 << 10
+"""Most layers of an encoder, and of its stages together: each one is made before tensors are compared."""
 _AT_LEAST: Final = (("image_size", ("patch_size",)), ("window_size", ("patch_size", "spatial_merge_size")))
 
 
@@ -64,11 +67,13 @@ def _check_value(section: Section, name: str, value: object) -> None:
         raise section.error(name, "a number of at least 0")
     if not _SIZE.fullmatch(name):
         return
-    most = _LONGEST if name in _LENGTHS else _LARGEST
+    most = _MOST_LAYERS if _LAYERS.fullmatch(name) else _LONGEST if name in _LENGTHS else _LARGEST
     if isinstance(value, list):
         numbers = [each for part in value for each in (part if isinstance(part, list) else [part])]
         if not all(type(each) is int and 0 < each <= most for each in numbers):
             raise section.error(name, f"integers from 1 to {most:,}")
+        if name == "depths" and sum(numbers) > most:
+            raise section.error(name, f"at most {most:,} layers together")
         if name in _SIDES and len(value) != 2:
             raise section.error(name, "an integer, or a height and a width")
     elif isinstance(value, float):
