@@ -8,6 +8,7 @@
 #include "../bindings.h"
 #include "gathered.h"
 #include "prompts.h"
+#include "relative.h"
 
 namespace octavo {
 
@@ -205,6 +206,24 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "The same for keys and values that each query chose for all its heads: of each token the keys, then the values.");
+  cpu.def(
+      "relative_attention",
+      [](Cpu& cpu, Address q, Address out, Address query_starts, Address sequence_lengths, Address cache, Address tables,
+         Address factors, Address profiles, std::int64_t q_stride, std::int64_t factor_stride, std::int64_t table_stride,
+         std::int64_t block_bytes, std::int64_t token_bytes, int rank, int extent, int block_size, int tokens, int rows,
+         int heads, int kv_heads, int dim, int type, int key_type, float scale, int window) {
+        Attention a = gathered_attention(heads, kv_heads, dim, 0, static_cast<Type>(type));
+        a.q = pointer(q), a.v = pointer(cache), a.out = pointer(out), a.scale = scale, a.window = window;
+        a.query_starts = pointer<std::int32_t>(query_starts), a.sequence_lengths = pointer<std::int32_t>(sequence_lengths);
+        a.q_stride = q_stride, a.tokens = tokens, a.rows = rows;
+        const Gathered g{a,
+                         {pointer<std::uint8_t>(cache), pointer<std::int32_t>(tables), table_stride, block_bytes, token_bytes, 1},
+                         {}, nullptr, 0, 0, block_size, static_cast<Type>(key_type), token_bytes / 2};
+        const Profiles own{pointer(factors), pointer<float>(profiles), factor_stride, rank, extent};
+        cpu.submit([&cpu, g, own, &kernels = attention_kernels(cpu.level)] { run_relative(cpu, g, own, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Attend to all keys, or to a window, with products of factors and profiles of distances; see Profiles.");
   cpu.def(
       "copy_blocks",
       [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes,

@@ -115,6 +115,16 @@ struct GatheredRows {
   Type type;
 };
 
+// What scores get beside products, by distance: factors of the query, elements of [tokens, heads, rank], times profiles.
+// These are reversed, so that a row has the distance extent - 1 - i at kMargin + i, with zeros around: [rank, extent + 2 * kMargin].
+struct Profiles {
+  const void* factors;  // of the type of the queries
+  const float* table;
+  std::int64_t factor_stride;  // elements from token to token
+  int rank, extent;            // at most kMostRank
+  static constexpr int kMargin = 16, kMostRank = 256;
+};
+
 struct AttentionKernels {
   int item_rows;  // most rows of an item, but for a query with more heads to a KV head
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
@@ -129,6 +139,8 @@ struct AttentionKernels {
   void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
   // Products of rows with the first `keys` keys of the cache of block 0, whose blocks are tiles: [chunks][kItemRows][kChunkKeys].
   void (*relate)(const Attention&, const HeadRows&, int keys, float* products);
+  // Biases of an item's rows for the keys of a split, in whole chunks: [rows, kSplitKeys], times log2 e.
+  void (*profile)(const Attention&, const AttentionItem&, const Profiles&, int split, float* biases);
   // Divides by the weights, those of the sinks included, and stores the result.
   void (*finish)(const Attention&, const AttentionItem&, const AttentionPartial&);
 };

@@ -148,6 +148,28 @@ void relate(const Attention& a, const HeadRows& rows, int keys, float* products)
 #endif
 }
 
+// A lane adds its products in the order of ranks, wherever the vector begins.
+void profile(const Attention& a, const AttentionItem& item, const Profiles& p, int split, float* biases) {
+  const ItemRows rows{a, item};
+  const auto [start, end] = keys_of(a, item, split);
+  const int base = split * kSplitKeys, width = p.extent + 2 * Profiles::kMargin;
+  float factors[Profiles::kMostRank + kLanes];
+  for (int r = 0; r < rows.count(); ++r) {
+    const std::int64_t token = item.first_token + r / rows.group;
+    load_row(p.factors, token * p.factor_stride + static_cast<std::int64_t>(rows.head(r)) * p.rank, a.type, p.rank, factors);
+    float* out = biases + r * kSplitKeys - base;
+    for (int key = start; key < (end + kChunkKeys - 1) / kChunkKeys * kChunkKeys; key += kLanes) {
+      const int place = p.extent - 1 - rows.position(r) + key;
+      Floats sum = zero();
+      if (place > -kLanes && place < p.extent) {
+        const float* profiles = p.table + Profiles::kMargin + place;
+        for (int i = 0; i < p.rank; ++i) sum = fma(all(factors[i]), load(profiles + static_cast<std::int64_t>(i) * width), sum);
+      }
+      store(out + key, mul(sum, all(kLog2E)));
+    }
+  }
+}
+
 constexpr float kOnes[] = {1, 1, 1, 1, 1, 1, 1, 1};
 constexpr int kSharedRows = 8;  // with more rows, it is faster to widen shared keys once
 
@@ -305,6 +327,6 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
 namespace OCTAVO_LEVEL {
 extern const AttentionKernels attention_table;
 const AttentionKernels attention_table = {kRowsOfItem, scratch_bytes, write_tokens, gather_tiles,
-                                          attend,      merge,         relate,       finish};
+                                          attend,      merge,         relate,       profile,      finish};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo
