@@ -149,9 +149,7 @@ def step(rows: int, queries: int, length: int) -> tuple[AttentionMetadata, Tenso
     """Return metadata, q, k, v and a cache of equal rows."""
     blocks = -(-length // BLOCK)
     tables = [list(range(1 + row * blocks, 1 + (row + 1) * blocks)) for row in range(rows)]
-    made = AttentionMetadata.build([queries] * rows, [length] * rows, tables, BLOCK)
-    names = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
-    metadata = dataclasses.replace(made, **{name: getattr(made, name).cuda() for name in names})
+    metadata = moved(AttentionMetadata.build([queries] * rows, [length] * rows, tables, BLOCK))
     q, k, v = (
         torch.randn(rows * queries, heads, DIM, device="cuda", dtype=torch.bfloat16)
         for heads in (HEADS, KV_HEADS, KV_HEADS)
@@ -175,9 +173,7 @@ def bits_of_attention() -> Iterator[dict[str, Any]]:
     whole = backend.run(q, k, v, cache, metadata, Scores(DIM**-0.5))
     for position in (0, 17, 511, 512, 1500, length - 1):
         table = metadata.block_tables[:, : -(-(position + 1) // BLOCK)].tolist()
-        made = AttentionMetadata.build([1], [position + 1], table, BLOCK)
-        names = ("query_starts", "sequence_lengths", "block_tables", "slot_mapping")
-        one = dataclasses.replace(made, **{name: getattr(made, name).cuda() for name in names})
+        one = moved(AttentionMetadata.build([1], [position + 1], table, BLOCK))
         here = slice(position, position + 1)
         alone = backend.run(q[here], k[here], v[here], cache, one, Scores(DIM**-0.5))
         yield {"position": position, "equal": bool(torch.equal(alone[0], whole[position]))}
