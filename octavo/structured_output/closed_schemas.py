@@ -73,13 +73,22 @@ def _name_the_others(schema: dict[str, Any]) -> None:
 
 
 def _can_be_closed(schema: dict[str, Any]) -> bool:
+    """Return whether a schema lists properties and an object of these alone can be what it asks for."""
     if any(name in schema for name in _STATED) or not any(isinstance(schema.get(name), dict) for name in _LISTS):
         return False
-    if schema.get("patternProperties"):
-        return True
-    listed, required, least = schema["properties"], schema.get("required", ()), schema.get("minProperties", 0)
-    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-    return names <= listed.keys() and not (isinstance(least, int) and least > len(listed))
+    given = schema.get("properties")
+    listed = {name for name in given if given[name] is not False} if isinstance(given, dict) else set()
+    branches = (each for name in _JOINED if name != "not" for each in _listed(schema.get(name)))
+    # a hostile pattern takes Python's `re` for ever: whether a needed key has one is not asked
+    if any(name not in listed for each in (schema, *branches) for name in _required(each)):
+        return False
+    least = schema.get("minProperties", 0)
+    return bool(schema.get("patternProperties")) or not isinstance(least, int) or least <= len(listed)
+
+
+def _required(schema: Any) -> list[str]:
+    names = schema.get("required") if isinstance(schema, dict) else None
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
 
 def _has_parts(schema: dict[str, Any]) -> bool:

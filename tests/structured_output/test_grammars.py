@@ -90,6 +90,10 @@ A, B = ({"type": "object", "properties": {name: {"type": "null"}}, "required": [
         ({**B, "anyOf": [A, {"required": ["c"]}]}, '{"b": null, "a": null}'),
         ({**A, "required": ["c"]}, '{"c": 1}'),
         ({**A, "required": [], "minProperties": 1, "properties": {}}, '{"c": 1}'),
+        ({"minProperties": 1, "properties": {"a": False}}, '{"c": 1}'),
+        ({"patternProperties": {"^x": {}}, "required": ["c"]}, '{"c": 1}'),
+        ({**A, "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, '{"a": null, "c": 1}'),
+        ({**A, "allOf": [{"required": ["c"]}]}, '{"a": null, "c": 1}'),
         ({**A, "additionalProperties": True}, '{"a": null, "c": 1}'),
     ],
 )
