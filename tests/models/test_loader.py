@@ -184,6 +184,7 @@ def test_an_archive_that_holds_code_is_not_run(tmp_path: Path) -> None:
     "content",
     [[1, 2], {"model.norm.weight": "text"}, {7: torch.ones(2)}, {"model.norm.weight": torch.eye(3).to_sparse()}],
 )
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")  # torch 2.14
 def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> None:
     to_pytorch_archive(llama)
     torch.save(content, llama / "pytorch_model.bin")
