@@ -113,7 +113,7 @@ watermarking return_prompt_text return_token_offsets return_mm_kwargs routed_exp
 VLLM_PATHS: Final = """
 /v1/models /v1/chat/completions /v1/chat/completions/batch /v1/completions /v1/responses /v1/messages
 /v1/messages/count_tokens /v1/embeddings /v2/embed /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank
-/generative_scoring
+/generative_scoring /v1/decisions
 /v1/audio/transcriptions /v1/audio/translations /v1/realtime /tokenize /detokenize /tokenizer_info
 /inference/v1/generate
 /v1/load_lora_adapter /v1/unload_lora_adapter /health /ping /load /version /metrics /start_profile /stop_profile
@@ -133,6 +133,7 @@ VLLM_PATH_NOTES: Final = {
     "/reset_encoder_cache": "as `/reset_mm_cache`",
     "/sleep": "by default open requests continue after `/wake_up`; vLLM ends them",
     "/generative_scoring": "with `item_first` a start token precedes the item; too long prompts are refused",
+    "/v1/decisions": "of any model for chats; without `joint`",
     "/inference/v1/generate": "only text; `sampling_params` are those of completions",
     "/abort_requests": "ids are those of responses, or the engine's",
     "/inference/v1/abort_requests": "as `/abort_requests`: without ids all requests end",

@@ -116,6 +116,9 @@ _LIMITS: Final = {
     "request_id": FieldLimits("it travels in a header", chars=128),
     "request_ids": FieldLimits("each is looked for among the open requests", entries=1024, chars=256),
     "input": FieldLimits(_TEMPLATE, entries=8192),
+    "questions": FieldLimits(
+        _PROMPTS, entries=400, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=1 << 17, depth=40
+    ),
     "system": FieldLimits(_TEMPLATE, entries=4096, chars=MAX_PROMPT_CHARS),
     "tool_choice": FieldLimits(_TEMPLATE, chars=1024, total_chars=65_536, values=4096),
     "response_fields": FieldLimits("each is looked up in the answer", entries=64, chars=256),

@@ -24,6 +24,7 @@ from octavo.server.routes import (
     cohere_chat,
     completions,
     control,
+    decisions,
     generate,
     health,
     infill,
@@ -41,6 +42,7 @@ from octavo.server.routes import (
 )
 from octavo.server.schema.audio import TranscriptionRequest
 from octavo.server.schema.chat import Message
+from octavo.server.schema.decisions import DecisionRequest
 from octavo.server.schema.messages import CountTokensRequest, OutputConfig, TokenCount
 from octavo.server.schema.pairs import RerankRequest, ScoreRequest
 from octavo.server.schema.responses import InputTokens, InputTokensRequest, Reasoning, TextConfig
@@ -191,6 +193,7 @@ ENDPOINTS = (
     *(Endpoint("POST", path, vectors.rerank, RerankRequest, vectors.Reranked) for path in _RERANK),
     *(Endpoint("POST", path, vectors.score, ScoreRequest, ScoreList) for path in ("/score", "/v1/score")),
     Endpoint("POST", "/generative_scoring", scoring.generative_scoring, GenerativeScoringRequest, ScoreList),
+    Endpoint("POST", "/v1/decisions", decisions.decisions, DecisionRequest, decisions.DecisionResponse),
     Endpoint("POST", "/classify", vectors.classify, ClassifyRequest, vectors.ClassificationList),
     Endpoint("POST", "/pooling", vectors.pooling, PoolingRequest, vectors.PooledList),
     _form("/v1/audio/transcriptions", audio.transcribe, TranscriptionRequest, audio.VerboseTranscription),
