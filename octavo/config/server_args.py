@@ -140,6 +140,11 @@ class ServerArgs(Arguments, heading="Server"):
         "auto",
         "How the model writes reasoning: a name such as deepseek_r1; auto, which looks at the checkpoint; or none.",
     )
+    reasoning_effort_map: dict[str, str] = arg(
+        {},
+        'What chat templates get in place of a chat\'s reasoning_effort, as JSON, such as {"medium": "low"}; others '
+        "stay as they are.",
+    )
     enable_auto_tool_choice: bool = arg(
         True, "Let the model choose whether it calls a tool; without it a request must demand a call."
     )

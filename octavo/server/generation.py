@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from octavo.core.pooling import PoolingParams
 from octavo.core.prompt import Prompt
 from octavo.core.request_limits import check_response_logprobs
@@ -234,6 +234,10 @@ class Generation(ABC):
 
     def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
         return completion.token_ids if self.asked.return_token_ids else UNSET
+
+    def weight_versions(self, completion: CompletionOutput) -> list[WeightVersionSpan] | UnsetType:
+        """Return which weights drew which tokens of a completion that has ended; unset where no label is known."""
+        return completion.weight_versions or UNSET if self.asked.return_weight_versions else UNSET
 
     @property
     def shows_ids(self) -> bool:

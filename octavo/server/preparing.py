@@ -45,6 +45,7 @@ class TextPolicy(msgspec.Struct, frozen=True):
     allow_special_tokens_in_content: bool = False
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
+    reasoning_effort_map: dict[str, str] = {}
     enable_auto_tool_choice: bool = True
     exclude_tools_when_tool_choice_none: bool = False
 
@@ -110,12 +111,15 @@ class Preparer:
                 field="chat_template",
                 code="unsupported_parameter",
             )
+        values = asked.chat_template_kwargs
+        if isinstance(asked, ChatCompletionRequest):
+            values = asked.template_values(self.policy.reasoning_effort_map)
         continues, opens = bool(asked.continue_final_message), asked.add_generation_prompt
         options = ChatOptions(
             add_generation_prompt=opens_turn and not continues if opens is None else opens,
             continue_final_message=continues,
             chat_template=asked.chat_template,
-            chat_template_kwargs=getattr(asked, "template_values", asked.chat_template_kwargs),
+            chat_template_kwargs=values,
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]

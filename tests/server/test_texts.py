@@ -302,9 +302,27 @@ async def test_each_api_gives_templates_the_engines_values_or_the_requests(tmp_p
     for kind in kinds:
         assert await written(kind) == "Falselow"
         assert await written(kind, chat_template_kwargs={"enable_thinking": True}) == "Truelow"
-    assert await written(ChatCompletionRequest, reasoning_effort="high") == "Falsehigh"
-    assert await written(ResponsesRequest, reasoning={"effort": "high"}) == "Falsehigh"
+    assert await written(ChatCompletionRequest, reasoning_effort="high") == "Truehigh"
+    assert await written(ChatCompletionRequest, reasoning_effort="none") == "Falsenone"
+    assert await written(ResponsesRequest, reasoning={"effort": "high"}) == "Truehigh"
     assert await written(MessagesRequest, thinking={"type": "enabled"}) == "Truelow"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_a_server_may_rename_efforts_for_a_template(tmp_path: Path, padding: int) -> None:
+    policy = TextPolicy(reasoning_effort_map={"medium": "low", "minimal": "none"})
+    prepared = texts(tmp_path, "{{ thinking }}{{ reasoning_effort }}", policy=policy)
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x" * padding}]}
+
+    async def written(**fields: Any) -> str:
+        _, [prompt] = await prepared.read(request(chat | fields), ChatCompletionRequest)
+        return prompt.text if prompt.token_ids is None else bytes(prompt.token_ids).decode()
+
+    assert await written(reasoning_effort="medium") == "Truelow"
+    assert await written(reasoning_effort="minimal") == "Falsenone"
+    assert await written(reasoning_effort="high") == "Truehigh"
+    assert await written(chat_template_kwargs={"reasoning_effort": "medium"}) == "medium"
 
 
 @pytest.mark.anyio

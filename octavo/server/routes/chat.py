@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from octavo.core.prompt import Prompt
 from octavo.server.context import ServerContext
 from octavo.server.formats.events import (
@@ -53,6 +53,7 @@ class ChatChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatCompletionResponse(Generated, kw_only=True):
@@ -103,7 +104,10 @@ class ChatCompletion(Turn):
                 # fields of the tokens are sent once
                 yield self._chunk(completion.index, delta, **({} if place else of_tokens))
             if completion.finish_reason is not None:
-                reasons = {"finish_reason": self.finish_reason(completion), "stop_reason": completion.stop_reason}
+                reasons: dict[str, Any] = {"finish_reason": self.finish_reason(completion)}
+                reasons["stop_reason"] = completion.stop_reason
+                if (versions := self.weight_versions(completion)) is not UNSET:
+                    reasons["weight_versions"] = versions
                 yield self._chunk(completion.index, {}, **reasons)
 
     def _response(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
@@ -116,6 +120,7 @@ class ChatCompletion(Turn):
                 finish_reason=self.finish_reason(completion),
                 stop_reason=completion.stop_reason,
                 token_ids=self.token_ids(completion),
+                weight_versions=self.weight_versions(completion),
             )
             for output in outputs
             for completion in output.outputs

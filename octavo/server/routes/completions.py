@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.text.detokenizer import text_offsets
 from octavo.engine.text.fill_in import ends_of_filling_in
@@ -30,6 +30,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobsField = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class CompletionResponse(Generated, kw_only=True):
@@ -83,6 +84,7 @@ class Completion(Generation):
                 choice = self._choice(index, output, completion)
                 choice.logprobs = packed(choice.logprobs)
                 choice.finish_reason, choice.stop_reason = self._finish(completion)
+                choice.weight_versions = self.weight_versions(completion)
                 if self.asked.prompt_logprobs is not None:
                     choice.prompt_logprobs = output.prompt_logprobs or []
                 choices.append(choice)
@@ -96,6 +98,7 @@ class Completion(Generation):
             if completion.finish_reason is not None:
                 reason, stop_reason = self._finish(completion)
                 last = CompletionChoice(index=choice.index, text="", finish_reason=reason, stop_reason=stop_reason)
+                last.weight_versions = self.weight_versions(completion)
                 yield self.chunk([last])
 
     def _finish(self, completion: CompletionOutput) -> tuple[str | None, int | str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -21,6 +22,8 @@ _FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmles
 _PREFIX: Final = Refused("set continue_final_message to true and add_generation_prompt to false", harmless=(False,))
 _KEYWORDS: Final = 'Further values for the chat template, such as {"enable_thinking": false}.'
 _EFFORT: Final = "How long the model reasons, such as low or high, where its chat template reads this."
+REASONING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""The names by which chat templates ask whether the model reasons."""
 _BUDGET: Final = "Tokens after which reasoning ends; -1 is no limit."
 
 
@@ -307,11 +310,17 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
             prompt = msgspec.structs.replace(prompt, prediction=checked_text(self.prediction.text, "prediction"))
         return [prompt]
 
-    @property
-    def template_values(self) -> dict[str, Any] | None:
-        """Values for the chat template besides the messages; chat_template_kwargs override fields of the same name."""
+    def template_values(self, efforts: Mapping[str, str]) -> dict[str, Any] | None:
+        """Values for the chat template besides the messages; chat_template_kwargs override fields of the same name.
+
+        efforts: what the template gets in place of a `reasoning_effort`. Templates that only know whether the model
+        reasons are told that, too.
+        """
         names = ("documents", "reasoning_effort", "verbosity")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.reasoning_effort is not None:
+            effort = given["reasoning_effort"] = efforts.get(self.reasoning_effort, self.reasoning_effort)
+            given |= dict.fromkeys(REASONING_SWITCHES, effort != "none")
         return {**given, **(self.chat_template_kwargs or {})} if given else self.chat_template_kwargs
 
     @property

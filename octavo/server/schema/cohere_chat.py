@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused
+from octavo.server.schema.chat import REASONING_SWITCHES
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,
@@ -144,7 +145,7 @@ class CohereForm(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CohereThinking(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model reasons, where its chat template knows `enable_thinking` or `reasoning`.
+    """Whether the model reasons, where its chat template knows `enable_thinking`, `thinking` or `reasoning`.
 
     token_budget: the most tokens of reasoning of a model that marks it.
     """
@@ -218,7 +219,7 @@ class CohereChatRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         if thinking is not None:
             fields["thinking_token_budget"] = thinking.token_budget
             chosen = thinking.type == "enabled"
-            kwargs = {"enable_thinking": chosen, "reasoning": chosen, **kwargs}
+            kwargs = {**dict.fromkeys((*REASONING_SWITCHES, "reasoning"), chosen), **kwargs}
         if form is not None and form.type == "json_object":
             schema = form.json_schema or form.schema
             named = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}

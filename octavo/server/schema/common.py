@@ -113,6 +113,7 @@ class GenerationRequest(_NamedFields, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: Annotated[bool, Meta(description=_START_TOKEN)] | None = None
     return_cache_info: bool | None = None

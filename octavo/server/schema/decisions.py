@@ -13,7 +13,7 @@ from octavo.core.request_limits import MAX_REQUEST_CHARS, check_chars
 from octavo.errors import InvalidRequest
 from octavo.server.decode import EngineBody, RequestBody, converted
 from octavo.server.schema.bodies import PromptBody
-from octavo.server.schema.chat import Message
+from octavo.server.schema.chat import REASONING_SWITCHES, Message
 from octavo.server.schema.responses import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LABELS: Final = string.ascii_uppercase
 """The letters by which a model names the options of a question."""
-_NO_REASONING: Final = {"enable_thinking": False, "thinking": False}
-"""The names under which chat templates know whether the answer begins with reasoning: a label has to be its first
-token."""
 
 
 class _Text(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
@@ -121,7 +118,8 @@ class DecisionRequest(EngineBody, PromptBody, kw_only=True, forbid_unknown_field
     def prompts(self, preparer: Preparer) -> list[Prompt]:
         """Return the prompt of each question: the input, and behind it the question. Raises InvalidRequest."""
         preparer.tools.vectors.refuse_text()
-        values = {**_NO_REASONING, **(self.chat_template_kwargs or {})}
+        # a label has to be the first token of the answer
+        values = {**dict.fromkeys(REASONING_SWITCHES, False), **(self.chat_template_kwargs or {})}
         asked = converted({"input": _with_texts(self.input), "chat_template_kwargs": values}, ResponsesRequest)
         chat, turns = asked.as_chat(), [turn for _, turn in asked.turns()]
         prompts, num_chars = [], 0

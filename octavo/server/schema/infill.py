@@ -53,6 +53,7 @@ class InfillRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True)
     n_probs: Annotated[Any, _ELSEWHERE] = None
     prompt_logprobs: Annotated[Any, _ELSEWHERE] = None
     return_cache_info: Annotated[Any, _ELSEWHERE] = None
+    return_weight_versions: Annotated[Any, _ELSEWHERE] = None
     return_token_ids: Annotated[Any, Refused("ask for return_tokens", harmless=(False,))] = None
     return_tokens_as_token_ids: Annotated[Any, _ELSEWHERE] = None
     stream_options: Annotated[Any, _ELSEWHERE] = None

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Int, Refused, refuse_unsupported
 from octavo.server.schema.bodies import TokensBody
+from octavo.server.schema.chat import REASONING_SWITCHES
 from octavo.server.schema.shim import (
     PictureBlock,
     ShimRequest,
@@ -150,7 +151,7 @@ class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model reasons, where its chat template knows `enable_thinking`. adaptive: as the template has it.
+    """Whether the model reasons, where its chat template asks for it. adaptive: as the template has it.
 
     budget_tokens: the most tokens of reasoning of a model that marks it.
     """
@@ -251,7 +252,7 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
             fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
         if thinking is not None and thinking.type in ("enabled", "disabled"):
             fields["thinking_token_budget"] = thinking.budget_tokens
-            chosen = {"enable_thinking": thinking.type == "enabled"}
+            chosen = dict.fromkeys(REASONING_SWITCHES, thinking.type == "enabled")
             fields["chat_template_kwargs"] = chosen | (self.chat_template_kwargs or {})
         if output is not None:
             fields["reasoning_effort"] = output.effort

@@ -118,6 +118,7 @@ class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     logprob_token_ids: Annotated[Any, _CHAT_ONLY] = None
     prompt_logprobs: Annotated[Any, _CHAT_ONLY] = None
     return_token_ids: Annotated[Any, _CHAT_ONLY] = None
+    return_weight_versions: Annotated[Any, _CHAT_ONLY] = None
     return_cache_info: Annotated[Any, _CHAT_ONLY] = None
 
     @abstractmethod

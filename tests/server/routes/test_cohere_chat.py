@@ -125,6 +125,7 @@ def test_fields_become_those_of_a_chat() -> None:
     assert chat.documents == [{"id": "doc_0", "data": {"text": "one"}}, {"id": "two", "data": {"title": "t"}}]
     assert chat.chat_template_kwargs == {
         "enable_thinking": False,
+        "thinking": False,
         "reasoning": False,
         "citation_options": {"mode": "OFF"},
         "safety_mode": "strict",

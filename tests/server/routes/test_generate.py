@@ -50,6 +50,22 @@ def test_the_end_of_a_sequence_says_which_weights_drew_its_tokens(server: Served
     assert all(each["weight_versions"] is None for each in choices if each["finish_reason"] is None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_choices_of_other_apis_say_it_on_request(server: Served, path: str, stream: bool) -> None:
+    body = {"max_tokens": 3, "n": 2, "stream": stream}
+    body |= {"prompt": "ab"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "ab"}]}
+
+    def spans(**fields: Any) -> list[Any]:
+        answer = ask(server.url, path, body | fields)
+        chunks = events(answer.body)[:-1] if stream else [answer.json]
+        return [each.get("weight_versions") for chunk in chunks for each in chunk["choices"] if each["finish_reason"]]
+
+    assert spans() == [None, None]
+    ask(server.url, "/update_weight_version", {"new_version": "7"})
+    assert spans(return_weight_versions=True) == [[{"version": "7", "start": 0, "end": 3}]] * 2
+
+
 def test_without_a_limit_the_context_is_one(server: Served) -> None:
     generate(server, {"detokenize": False, "output_kind": 2, "flat_logprobs": True})
     assert server.llm.requests[-1][2].max_tokens is None

@@ -132,7 +132,7 @@ def test_blocks_become_the_turns_of_a_conversation() -> None:
     chat = request.as_chat()
     assert (chat.tool_choice, chat.parallel_tool_calls, chat.user) == ("required", False, "u")
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
-    assert chat.chat_template_kwargs == {"enable_thinking": False}
+    assert chat.chat_template_kwargs == {"enable_thinking": False, "thinking": False}
     assert chat.given_sampling()["stop"] == ["."]
 
 

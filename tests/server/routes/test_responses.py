@@ -324,4 +324,4 @@ def test_nothing_is_stored(client: openai.OpenAI, server: Served) -> None:
 
 def test_verbosity_reaches_the_template() -> None:
     asked = decode(b'{"input": "a", "text": {"verbosity": "low"}, "truncation": "auto"}', ResponsesRequest)
-    assert asked.as_chat().template_values == {"verbosity": "low"}
+    assert asked.as_chat().template_values({}) == {"verbosity": "low"}
