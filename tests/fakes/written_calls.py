@@ -76,6 +76,12 @@ TEXTS = {
         "\n",
         "<｜tool_calls_begin｜>\n{}\n<｜tool_calls_end｜>",
     ),
+    "muse": tagged(
+        '<atem:invoke name="NAME">\nBODY</atem:invoke>',
+        '<atem:parameter name="KEY">VALUE</atem:parameter>',
+        "\n",
+        " to=f<|message|><atem:function_calls>\n{}\n</atem:function_calls><|eom|>",
+    ),
     "dots": tagged(
         '<invoke name="NAME">\nBODY</invoke>',
         '<parameter name="KEY">VALUE</parameter>',

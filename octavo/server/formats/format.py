@@ -83,8 +83,8 @@ class CallLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The text around calls. begin, end: marks around all calls of a turn. separator: what stands between two calls.
     is_bare: the calls may be the whole text, without a mark. id_chars: how many letters and digits an id has, 0 for
     OpenAI's form. id_form: the id as the model writes it, with groups of the open mark in braces; empty where it writes
-    none. leads: texts each of which may stand before the calls that a request demands. is_keyed: an object has the name
-    as its key.
+    none. leads: patterns, each of which may stand before the calls that a request demands. is_keyed: an object has the
+    name as its key.
     """
 
     begin: str = ""

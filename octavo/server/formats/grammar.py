@@ -12,7 +12,7 @@ from octavo.engine.text.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.formats.format import Format
 from octavo.server.formats.lax_grammar import LaxGrammar
-from octavo.server.formats.marks import Mark
+from octavo.server.formats.marks import Mark, pieces_of
 from octavo.server.formats.schemas import ANY, SPELLED, properties_of, required_of, text_pattern
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.tools import Tool
@@ -66,7 +66,7 @@ class CallGrammar:
                 body = f"{self._open()} {body} {self._mark(*calls.closes[:1])}"
         if self._asked.must_call:
             then = f"({self.spelled(self._then)})?" if self._then else ""
-            leads = " ".join(f"({self.spelled(lead)})?" for lead in calls.leads)
+            leads = " ".join(f"({self._mark(Mark(tuple(pieces_of(lead))))})?" for lead in calls.leads)
             start = f"SPACE {then} {leads} {self.spelled(calls.begin)} {body} {self.spelled(calls.end)}"
         elif trigger:
             start = f"{'SPACE' if calls.begin else ''} {body} {self.spelled(calls.end)}"

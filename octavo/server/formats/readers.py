@@ -12,7 +12,7 @@ from octavo.server.formats.format import CallFormat, Content, TagFormat
 from octavo.server.formats.lax import LaxValues
 from octavo.server.formats.marks import MOST_NAME, Found, Marks
 from octavo.server.formats.source import Emit, Malformed, Reading, Source, Trimmed, nothing
-from octavo.server.formats.writing import CallWriter, decoded, is_text, is_value, kept_in, name_in, quoted, typed
+from octavo.server.formats.writing import CallWriter, decoded, is_text, is_value, kept_in, quoted, typed
 
 _MOST_KEY: Final = 1024
 _MOST_DEPTH: Final = 64
@@ -32,7 +32,7 @@ only before the begin of the call; text after it is read as arguments, whatever 
 
 def _read_arguments(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read the arguments of a call, whose name is in its mark."""
-    name, is_cut = name_in(found), False
+    name, is_cut = writer.name_in(found), False
     yield writer.begin(name, found)
     try:
         if (yield from source.peek()) != "{":
@@ -116,7 +116,7 @@ def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[
 def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
     """Read arguments each of which stands between tags."""
     assert form.tag is not None
-    name, joint, is_cut = name_in(found), "{", True
+    name, joint, is_cut = writer.name_in(found), "{", True
     marks = Marks((form.tag.open, *form.closes, *form.opens))
     yield writer.begin(name)
     while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:

@@ -48,6 +48,12 @@ class CallWriter:
         call_id = digits[: self._id_chars] if self._id_chars else f"call_{digits[:24]}"
         return ToolCallBegin(self.num_calls - 1, call_id, name)
 
+    def name_in(self, found: Found | None) -> str:
+        """Return the name of the tool in an open mark; Muse writes it twice, with a full stop between."""
+        name = "" if found is None else found.groups.get("name", "").strip()
+        first, _, second = name.partition(".")
+        return first if first == second and name not in self.tools and first in self.tools else name
+
     def take_back(self) -> None:
         """Forget the call that has begun."""
         self.num_calls -= 1
@@ -74,10 +80,6 @@ def kept_in(pieces: list[str]) -> Callable[[str], Iterable[OutputEvent]]:
         return ()
 
     return keep
-
-
-def name_in(found: Found | None) -> str:
-    return "" if found is None else found.groups.get("name", "").strip()
 
 
 def decoded(text: str) -> str:

@@ -119,6 +119,7 @@ def test_text_that_is_spoilt_anywhere_is_read_however_it_is_cut(name: str) -> No
         ("<|content_thinking|> <|content_invoke_tool_json|>", "inkling"),
         ('<function name="f"><param name="x"> </think>', "minicpm5+think"),
         ("<|plamo:begin_tool_request:plamo|>", "plamo3"),
+        ("to=self <|message|> <atem:function_calls>", "muse"),
         ("write your thoughts after 'Here is my thought process:' <|tool_call|> Granite", "granite+granite_think"),
     ],
 )
@@ -251,6 +252,8 @@ def test_a_model_says_whether_a_value_is_a_text_where_the_schema_does_not() -> N
         ("kimi_k3", "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"),
         ("inkling", "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>"),
         ("plamo3", "<|plamo:begin_think:plamo|>hm<|plamo:end_think:plamo|>Yes.<|plamo:tag|>"),
+        ("muse", " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>"),
+        ("muse", " to=self<|message|>hm to=user<|message|>Yes.<|eot|>"),
     ],
 )
 def test_reasoning_is_parted_from_the_answer(name: str, text: str) -> None:
@@ -362,6 +365,20 @@ def test_channels_of_gpt_oss_become_reasoning_and_text() -> None:
         assert read(form("gpt_oss"), pieces) == ReadOutput("Yes.", "hm", [])
 
 
+def test_messages_of_muse_become_reasoning_text_and_calls() -> None:
+    call = '<atem:invoke name="f.f">\n<atem:parameter name="d">1</atem:parameter>\n</atem:invoke>'
+    messages = (
+        f"self<|message|>I call {call}",
+        "commentary<|message|>Wait.",
+        f"f.f<|message|><atem:function_calls>\n{call}\n</atem:function_calls>",
+        'g<|message|><atem:function_calls>\n<atem:invoke name="x.g">\n</atem:invoke>\n</atem:function_calls>',
+    )
+    text = "<|start|>assistant".join(f" to={each}<|eom|>" for each in messages)
+    calls = [ReadCall("", "f", '{"d": "1"}'), ReadCall("", "x.g", "{}")]
+    for pieces in cuttings(text, 7):
+        assert read(form("muse"), pieces, tools=TOOLS) == ReadOutput("Wait.", f"I call {call}", calls)
+
+
 def test_a_cut_call_keeps_what_came_of_its_arguments() -> None:
     [call] = read(form("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "x']).calls
     assert call == ReadCall("", "f", '{"a": "x')
@@ -440,7 +457,7 @@ def test_formats_are_chosen_by_name_or_by_the_chat_template() -> None:
         assert names("", tool_call_parser=name, reasoning_parser="none") is not None
     with pytest.raises(ConfigError, match="tool_call_parser is 'hermse'.*hermes"):
         names("", tool_call_parser="hermse")
-    with pytest.raises(ConfigError, match="'muse_glimmer', the calls .* are not read yet; leave it out"):
-        names("", tool_call_parser="muse_glimmer")
+    with pytest.raises(ConfigError, match="'beam', octavo calls it hf"):
+        names("", tool_call_parser="beam")
     with pytest.raises(ConfigError, match="reasoning_parser is 'hermes'"):
         names("", reasoning_parser="hermes")

@@ -63,6 +63,7 @@ CLOSERS = (
     "</ifm|arg_value>",
     "<|close|>argument<|sep|>",
     "</steptml:parameter>",
+    "</atem:parameter>",
     "</param>",
     '<|"|>',
     "<escape>",
