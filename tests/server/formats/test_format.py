@@ -379,6 +379,14 @@ def test_messages_of_muse_become_reasoning_text_and_calls() -> None:
         assert read(form("muse"), pieces, tools=TOOLS) == ReadOutput("Wait.", f"I call {call}", calls)
 
 
+@pytest.mark.parametrize("name", ["mimo", "qwen3_coder"])
+def test_a_name_that_is_not_closed_begins_no_call(name: str) -> None:
+    called = "<tool_call>\n<function=g>\n</function>\n</tool_call>"
+    for behind in ("</tool_call>", ""):
+        output = read(form(name), [f"<tool_call>\n<function=f{behind}{called}"], tools=TOOLS)
+        assert output == ReadOutput(f"<tool_call>\n<function=f{behind}", None, [ReadCall("", "g", "{}")])
+
+
 def test_a_cut_call_keeps_what_came_of_its_arguments() -> None:
     [call] = read(form("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "x']).calls
     assert call == ReadCall("", "f", '{"a": "x')
