@@ -79,6 +79,7 @@ _LIKE = {
     "bailing_moe_v3": ("bailing_hybrid", "BailingMoeV3ForCausalLM"),
     "chatglm": ("glm", "ChatGLMForCausalLM"),
     "deepseek": ("glm4_moe", "DeepseekForCausalLM"),
+    "domyn_edge": ("qwen3", "DomynEdgeForCausalLM"),
     "internlm": ("llama", "InternLMForCausalLM"),
     "clip": ("bert", "CLIPModel"),
     "jais": ("gpt2", "JAISLMHeadModel"),
@@ -104,6 +105,7 @@ _LIKE = {
 """Families whose text model no class of transformers is: a family whose config has their keys, and their
 architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
+    "domyn_edge": {"window_sizes": [[6, 0], [-1, -1]], "position_layers": ["rope", "nope"], "num_hidden_layers": 2},
     "jais": {"activation_function": "swiglu"},
     "kimi_k3": {"attn_res_block_size": 2, "routed_expert_hidden_size": 32},
     "longcat_flash_ngram": {"ngram_vocab_size_ratio": 1.5, "emb_neighbor_num": 3, "emb_split_num": 2},

@@ -45,6 +45,7 @@ _CLASSES: Final = {
     "deepseek_sparse": "AXK2 DeepseekV32 GlmMoeDsa HYV4",
     "deepseek_v4": "DeepseekV4 DeepseekV4ForConditionalGeneration",
     "distance_encoders": "DebertaV2Model JinaBertModel MPNetModel",
+    "domyn": "DomynEdge",
     "dual_encoders": "CLIPModel SiglipModel",
     "encoders": (
         "AlbertModel BertModel DistilBertModel ElectraModel ErnieModel GteModel JinaEmbeddingsV3Model ModernBertModel "
