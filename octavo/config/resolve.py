@@ -44,8 +44,11 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest, suggestion
 from octavo.platform import Platform
 
-_GENERATION_KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-_GENERATION_KEYS["max_new_tokens"] = "max_tokens"
+_GENERATION_KEYS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "skip_special_tokens")},
+    "max_new_tokens": "max_tokens",
+}
 """Keys of generation_config.json that have a sampling parameter, and which."""
 
 _END_TOKENS = "eos_token_id"

@@ -29,6 +29,8 @@ from octavo.errors import (
 logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MESSAGES_TYPES = {413: "request_too_large", 503: "overloaded_error"}
+"""Types that Anthropic's API alone has, by status."""
 
 STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503, "engine_restarting": 503}
 """The status of refusals after which the client may try again, by code."""
@@ -95,7 +97,7 @@ class ApiError(OctavoError):
     @property
     def messages_body(self) -> MessagesErrorBody:
         other = "api_error" if self.status >= 500 else "invalid_request_error"
-        kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
+        kind = _MESSAGES_TYPES.get(self.status) or _TYPES.get(self.status, other)
         # from these the clients of this API know that they have to compact the conversation, or to send it whole
         is_too_long = self.code == ContextTooLong.code and self.param != "max_tokens"
         begin = "prompt is too long: " if is_too_long else ""

@@ -261,6 +261,8 @@ def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Pat
     assert config.model.generation_defaults == {"temperature": 0.6, "top_p": 0.95, "max_tokens": 99}
     assert config.model.eos_token_ids == (3, 4)
     assert resolve(EngineArgs(generation_config="none"), here, PLATFORM).model.generation_defaults == {}
+    others = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "skip_special_tokens": False}
+    assert resolve(EngineArgs(), checkpoint(tmp_path, others), PLATFORM).model.generation_defaults == others
 
 
 def test_a_default_length_beyond_the_context_means_what_fits(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class ModelResponse(Struct, kw_only=True):
     metadata: dict[str, Any]
     parallel_tool_calls: bool
     prompt_cache_key: str | None
+    prompt_cache_options: dict[str, Any] | None
+    prompt_cache_retention: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: str | None
@@ -304,6 +306,8 @@ class ModelTurn(ShimTurn[ResponsesRequest]):
             metadata=shim.metadata or {},
             parallel_tool_calls=shim.parallel_tool_calls is not False,
             prompt_cache_key=shim.prompt_cache_key,
+            prompt_cache_options=shim.prompt_cache_options,
+            prompt_cache_retention=shim.prompt_cache_retention,
             reasoning={} if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
             safety_identifier=shim.safety_identifier,
             service_tier=shim.service_tier,

@@ -40,6 +40,13 @@ def test_response_has_what_the_openai_api_promises(client: openai.OpenAI, server
     assert server.llm.requests[0][1].text == "system: be short\nuser: hi\nassistant: "
 
 
+def test_fields_without_effect_come_back_with_the_response(server: Served) -> None:
+    fields = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "metadata": {"a": "b"}}
+    fields |= {"prompt_cache_options": {"mode": "implicit"}}
+    response = ask(server.url, "/v1/responses", {"input": "hi", **fields}).json
+    assert {name: response[name] for name in fields} == fields
+
+
 def test_tokens_of_an_input_are_counted(client: openai.OpenAI, server: Served) -> None:
     counted = client.responses.input_tokens.count(model="letters", input="hi", instructions="be short")
     num_tokens = len("system: be short\nuser: hi\nassistant: ")
