@@ -100,13 +100,49 @@ def main(tokens: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if tokens is None else tokens)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    if words[:1] in (["version"], ["-v"], ["-V"]):
+        words = ["--version"]
     try:
+        if (said := _unknown_command(words)) is not None:
+            return _fail(said, EXIT_USAGE)
         if words[:1] == ["serve"] and not any(_NO_CORE.fullmatch(word) for word in words):
             with SpawnedCore() as core:  # it imports while the command line is read
                 return invoke(build_app(core), _spread(words))
         return invoke(build_app(), _spread(words))
     except KeyboardInterrupt:  # while the command line is read
         return _interrupted()
+
+
+_OF_OTHER_ENGINES: Final = {
+    "ps": "octavo top shows what a server does, octavo list the models of this machine",
+    "show": "octavo explain MODEL shows a model's sizes and what a start would do",
+    "search": "look for models on the page of a hub; octavo models lists the families that run",
+    "stop": "a server stops at Ctrl-C or SIGTERM",
+    "create": "give a directory, a GGUF file or a hub name; octavo serve --chat-template FILE sets the chat format",
+    "collect-env": "octavo explain shows the machine, the versions and the choices",
+    **dict.fromkeys(("generate", "complete", "cli"), 'octavo run "Once upon a time" continues a text'),
+    **dict.fromkeys(("start", "server", "launch"), "octavo serve MODEL starts a server"),
+    **dict.fromkeys(("download", "get"), "octavo pull MODEL downloads a model"),
+    **dict.fromkeys(("ls", "tags"), "octavo list lists the models of this machine"),
+    **dict.fromkeys(("remove", "delete"), "octavo rm MODEL removes a model"),
+}
+"""What octavo has for commands of Ollama, vLLM and llama.cpp."""
+
+
+def _unknown_command(words: list[str]) -> str | None:
+    """Return a message about a first word that is no command, without importing commands; None for any other."""
+    names = [*(name for name, *_ in COMMANDS), "bench"]
+    if not words or words[0] in (*names, "--help", "-h", "--version"):
+        return None
+    if words[0].startswith("-"):
+        return f"{words[0]} comes before a command; begin with one, as in octavo serve MODEL. `--help` lists them"
+    from difflib import get_close_matches
+
+    said = f'Unknown command "{words[0]}". '
+    if words[0] in _OF_OTHER_ENGINES:
+        return said + _OF_OTHER_ENGINES[words[0]]
+    near = get_close_matches(words[0], names, 1)
+    return said + (f'Did you mean "{near[0]}"? ' if near else "") + "`--help` lists them"
 
 
 def _spread(words: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from octavo.config.checkpoint import CONFIG, Checkpoint, model_file
 from octavo.config.gguf_checkpoint import fitting_mmproj
 from octavo.config.listed import refuse_unlisted
 from octavo.config.media_args import media_limits
-from octavo.config.model_names import full_name
+from octavo.config.model_names import full_name, sizes_of
 from octavo.config.pooling.sentence_modules import listed_modules
 from octavo.config.released.mistral import is_native
 from octavo.config.released.phi4 import adapter_files
@@ -217,7 +217,7 @@ def _from_hugging_face(wanted: _Wanted, endpoint: str | None, cache_dir: Path | 
     snapshot = partial(snapshot_download, wanted.model, endpoint=endpoint, cache_dir=cache_dir)
     hub = endpoint or "the Hugging Face hub"
     offline = offline_variable()
-    near = suggestion(wanted.model, [BUILTIN_MODEL])
+    near = suggestion(wanted.model, [BUILTIN_MODEL]) or sizes_of(wanted.model)
     try:
         path = _download(snapshot, wanted, by_commit=True)
     except GatedRepoError as error:

@@ -43,6 +43,12 @@ def full_name(name: str) -> str:
     return found
 
 
+def sizes_of(name: str) -> str:
+    """Return what follows an error about a name without an owner, such as qwen3: the short names that begin with it."""
+    names = [known for known in short_names() if known.startswith(name.lower())] if "/" not in name else []
+    return f"; did you mean {', '.join(names)}?" if names else ""
+
+
 def _read(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:

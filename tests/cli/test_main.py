@@ -15,7 +15,7 @@ import pytest
 
 from octavo import __version__
 from octavo.__main__ import main as console_script
-from octavo.cli.main import COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
+from octavo.cli.main import _OF_OTHER_ENGINES, COMMANDS, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, main
 from tests.cli.conftest import Command
 
 
@@ -183,7 +183,17 @@ def test_usage_names_what_a_command_takes_without_a_flag(command: Command) -> No
 
 
 def test_version_is_the_packages(command: Command) -> None:
-    assert command("--version").out.strip() == __version__
+    for words in ("--version", "-v", "version"):
+        assert command(words).out.strip() == __version__
+
+
+def test_an_unknown_command_is_found_without_the_modules_of_commands() -> None:
+    code = "import sys; from octavo.cli.main import main; main(['serv']); print('cyclopts' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_commands_of_other_engines_are_none_of_octavos() -> None:
+    assert not {name for name, *_ in COMMANDS} & set(_OF_OTHER_ENGINES)
 
 
 @pytest.mark.usefixtures("_without_cores")
@@ -198,6 +208,9 @@ def test_version_is_the_packages(command: Command) -> None:
         (["quantize", "--source", "x", "--output", "y"], "--source: model and directory come without flags: octavo"),
         (["run", "--bogus", "x"], "Unknown option: --bogus; `octavo run --help` lists them"),
         (["nonsense"], 'Unknown command "nonsense". `--help` lists them'),
+        (["--model", "x"], "--model comes before a command; begin with one, as in octavo serve MODEL"),
+        (["benchmark"], 'Unknown command "benchmark". Did you mean "bench"?'),
+        (["show", "x"], 'Unknown command "show". octavo explain MODEL shows'),
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),

@@ -174,6 +174,8 @@ def test_an_unreachable_hub_is_said_plainly(tmp_path: Path) -> None:
         locate("someone/both", endpoint=gone, cache_dir=tmp_path)
     with pytest.raises(CheckpointError, match=r"cannot be reached, .*; did you mean octavo-tiny\?$"):
         locate("octavo-tinny", endpoint=gone, cache_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot be reached, .*; did you mean llama3\.1:8b, llama3\.1:70b\?$"):
+        locate("llama3.1", endpoint=gone, cache_dir=tmp_path)
 
 
 def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(hub: FakeHub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -16,11 +17,15 @@ from octavo.server.keys import Right, caller_of
 
 class Model(Struct, kw_only=True):
     """A model by a name under which it is served. parent: of an adapter, the model's first name. reads_images: whether
-    chats may have images; left out while the model loads."""
+    chats may have images; left out while the model loads. type, display_name and created_at (RFC 3339) are what
+    Anthropic's API has."""
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
     owned_by: str = "octavo"
     root: str
     parent: str | None = None
@@ -29,10 +34,13 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """Response of `GET /v1/models`."""
+    """Response of `GET /v1/models`. first_id, last_id and has_more are those of Anthropic's pages: there is one."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 class LoadAdapterRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +78,7 @@ async def list_models(context: ServerContext, request: Request) -> ModelList:
     """Return the model once for each of its names, and the adapters that are known."""
     data = [_model(context, name, context.model.name) for name in context.model.served_model_names]
     data += [_adapter(context, request, each) for each in context.adapters]
-    return ModelList(data=data)
+    return ModelList(data=data, first_id=data[0].id, last_id=data[-1].id)
 
 
 async def get_model(context: ServerContext, request: Request) -> Model:
@@ -86,7 +94,9 @@ async def get_model(context: ServerContext, request: Request) -> Model:
 def _model(context: ServerContext, name: str, root: str, parent: str | None = None) -> Model:
     return Model(
         id=name,
+        display_name=name,
         created=context.created,
+        created_at=datetime.fromtimestamp(context.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         root=root,
         parent=parent,
         max_model_len=context.max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def test_every_served_name_is_listed(client: openai.OpenAI) -> None:
 def test_model_tells_its_context(server: Served) -> None:
     model = ask(server.url, "/v1/models/letters").json
     assert (model["max_model_len"], model["reads_images"]) == (256, True)
+
+
+def test_models_have_the_fields_of_anthropics_api(server: Served) -> None:
+    listed = ask(server.url, "/v1/models").json
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("letters", "alias", False)
+    model = listed["data"][0]
+    assert (model["type"], model["display_name"]) == ("model", "letters")
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
 
 
 def test_answer_carries_the_name_that_was_asked_for(client: openai.OpenAI) -> None:
