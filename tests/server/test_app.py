@@ -188,7 +188,7 @@ def test_body_over_the_limit_is_refused_announced_or_not(start_server: Start) ->
         assert (answer.status, answer.error["code"]) == (413, "request_body_too_large")
         assert answer.headers["connection"] == "close"
     assert ask(server.url, "/v1/completions", b"x" * 1000).status == 400
-    assert ask(server.url, "/v1/messages", b"x" * 1001).error["type"] == "request_too_large"
+    assert ask(server.url, "/v1/messages", b"x" * 1001).json["error"]["type"] == "request_too_large"
 
 
 def test_bodies_of_all_open_requests_have_one_bound(start_server: Start) -> None:

@@ -41,8 +41,8 @@ def test_response_has_what_the_openai_api_promises(client: openai.OpenAI, server
 
 
 def test_fields_without_effect_come_back_with_the_response(server: Served) -> None:
-    fields = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "metadata": {"a": "b"}}
-    fields |= {"prompt_cache_options": {"mode": "implicit"}}
+    fields = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s"}
+    fields |= {"metadata": {"a": "b"}, "prompt_cache_options": {"mode": "implicit"}}
     response = ask(server.url, "/v1/responses", {"input": "hi", **fields}).json
     assert {name: response[name] for name in fields} == fields
 
