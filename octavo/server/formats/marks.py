@@ -165,6 +165,11 @@ class Marks:
         self._whole = re.compile(whole, re.DOTALL)
         self._any = re.compile(either, re.DOTALL)
 
+    def is_begun(self, text: str) -> bool:
+        """Return whether a text that is no mark is the beginning of one."""
+        found = self._any.match(text)
+        return found is not None and found.lastindex is None
+
     def search(self, text: str, at: int, is_last: bool) -> tuple[int, Found | None]:
         """Return where the first mark from `at` on begins, or may begin, and the mark where it is whole.
 

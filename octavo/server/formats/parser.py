@@ -80,7 +80,7 @@ class OutputParser:
         while True:
             if self._is_bare and not self._text.has_begun:
                 yield from self._bare_call()
-            found = yield from self._source.until(self._marks, self._text, self._is_cut_close)
+            found = yield from self._source.until(self._marks, self._text, self._is_cut_mark)
             if found is None:
                 yield from self._text.rest()
                 return
@@ -97,12 +97,14 @@ class OutputParser:
             else:
                 yield from self._text(self._source.text[found.start : found.end])
 
-    def _is_cut_close(self, rest: str) -> bool:
+    def _is_cut_mark(self, rest: str) -> bool:
         """Return whether the text ends within a mark behind the last call."""
         begun = rest.strip()
         if not (begun and self.num_calls and self._text.is_at_mark):
             return False
-        marks = [mark.spelled() for mark in (*self._closes, *self._format.drops)]
+        if self._marks.is_begun(begun):
+            return True
+        marks = [mark.spelled().lstrip() for mark in (*self._closes, *self._format.drops)]
         # of a long mark, a shorter one may have been found already
         tails = (mark.removeprefix(shorter) for mark in marks for shorter in ("", *marks))
         return any(tail.startswith(begun) for tail in tails)

@@ -132,6 +132,8 @@ class Source:
                 self.at += 1
                 yield from emit(piece + quote)
                 return
+            if self.is_last:
+                piece, self.at = piece + char, self.at + len(char)
             if piece:
                 yield from emit(piece)
             if self.is_last:

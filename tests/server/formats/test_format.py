@@ -14,6 +14,7 @@ import octavo.server.formats
 from octavo.errors import ConfigError
 from octavo.server.formats.events import ReadCall, ReadOutput
 from octavo.server.formats.format import Field, Format, format_of, templates
+from octavo.server.formats.marks import Marks
 from octavo.server.formats.parser import OutputParser
 from tests.fakes.written_calls import TEXTS, THREE
 from tests.server.formats.test_parser import cuttings, output_of, read
@@ -357,6 +358,26 @@ def test_a_close_mark_that_is_cut_is_no_text(name: str, left: str) -> None:
         assert (found.text, [each.name for each in found.calls]) == (None, ["f"])
     behind = "</tool_call>" if name != "xlam" else "\n```\n"
     assert read(form(name), [f"{opened}{call}{behind}a <"], tools=TOOLS).text == "a <"
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_no_part_of_a_mark_behind_a_call_is_text(name: str) -> None:
+    """Text stays where a further call has begun, whose name has not come."""
+    text = TEXTS[name]
+    for end in range(len(text)):
+        found = read(form(name), [text[:end]], tools=TOOLS)
+        if found.calls and found.text is not None:
+            calls = form(name).calls
+            assert calls is not None
+            inside = Marks(calls.opens).search(text[:end], text[:end].rindex(found.text), True)[1]
+            assert inside is not None or found.text.startswith("{"), (text[:end], found.text)
+        if end % 16 == 1:
+            assert read(form(name), [*text[:end]], tools=TOOLS) == found
+
+
+def test_a_backslash_at_which_a_call_is_cut_belongs_to_its_arguments() -> None:
+    found = read(form("hermes"), ['<tool_call>\n{"name": "f", "arguments": {"d": "a\\'], tools=TOOLS)
+    assert (found.text, found.calls[0].arguments) == (None, '{"d": "a\\')
 
 
 def test_channels_of_gpt_oss_become_reasoning_and_text() -> None:
