@@ -74,6 +74,7 @@ _AROUND = {
 """Families that read images or sounds and that no class of transformers computes: that of the text model, and
 architectures."""
 _LIKE = {
+    "alice_ai": ("qwen3_next", "AliceAIForCausalLM"),
     "bailing_moe": ("bailing_moe_v2", "BailingMoeForCausalLM"),
     "baichuan": ("llama", "BaichuanForCausalLM"),
     "bailing_moe_v3": ("bailing_hybrid", "BailingMoeV3ForCausalLM"),
@@ -105,6 +106,15 @@ _LIKE = {
 """Families whose text model no class of transformers is: a family whose config has their keys, and their
 architecture."""
 _OWN_KEYS: dict[str, dict[str, Any]] = {
+    "alice_ai": {
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+        "block_attn_res_block_size": 2,
+        "kda_allow_negative_eigenvalues": False,
+        "mlp_only_layers": [],
+        "router_bias_correction": True,
+        "router_score_function": "sigmoid",
+    },
     "domyn_edge": {"window_sizes": [[6, 0], [-1, -1]], "position_layers": ["rope", "nope"], "num_hidden_layers": 2},
     "jais": {"activation_function": "swiglu"},
     "kimi_k3": {"attn_res_block_size": 2, "routed_expert_hidden_size": 32},

@@ -93,6 +93,12 @@ def stored_convolutions(c: Checkpoint, sizes: RecurrentSizes) -> dict[str, int]:
     return dict(zip(names, found if len(found) == 3 and sum(found) == sizes.channels else counts, strict=True))
 
 
+def has_flat_logs(c: Checkpoint, *ends: str) -> bool:
+    """Return whether the logarithms of decays, stored as `A_log` unless names end otherwise, are [heads]."""
+    shapes = [each.shape for each in known_tensors(c) if each.name.endswith(ends or ".A_log")]
+    return not shapes or len(shapes[0]) == 1
+
+
 def read_delta_sizes(c: Checkpoint) -> RecurrentSizes:
     """Return the sizes of the gated delta rule as Qwen's configs name them. Raises CheckpointError."""
     heads = c.positive("linear_num_value_heads", 32)

@@ -5,30 +5,26 @@ Kimi K3 and Ling 3.0 have such layers, too. Source: https://arxiv.org/abs/2510.2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import MOST_LAYERS
 from octavo.distributed.mesh import Mesh
-from octavo.errors import UnsupportedModel
 from octavo.layers.elementwise import Elementwise
-from octavo.layers.hyper import AttendedStreams
 from octavo.layers.picked import Pick, PickedLinear
 from octavo.layers.recurrent import RecurrentSizes
-from octavo.models.blocks import stream_norm
-from octavo.models.config import DecoderConfig, Mixer
+from octavo.models.config import Mixer
 from octavo.models.hybrid import (
     ATTENTION,
     RECURRENT,
     HybridConfig,
     HybridDecoder,
+    has_flat_logs,
     kimi_delta,
     read_bound,
     read_kimi_sizes,
@@ -36,7 +32,8 @@ from octavo.models.hybrid import (
     stored_convolutions,
 )
 from octavo.models.latent import LatentBlock, LatentConfig
-from octavo.models.sparse import COUNTS, NUMBERED, corrected, known_tensors, read_stored, sparse_by_kind
+from octavo.models.parts import PartsConfig, PartsDecoder, PartsLayer
+from octavo.models.sparse import COUNTS, NUMBERED, corrected, read_stored, sparse_by_kind
 
 _OF_K3: Final = (
     *("activation_situ_beta", "attn_res_block_size", "latent_moe_use_norm", "mla_use_output_gate"),
@@ -53,10 +50,8 @@ class KimiLinearConfig(HybridConfig, LatentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiK3Config(KimiLinearConfig):
-    """Adds the layers whose outputs are a part of the residual together."""
-
-    part_layers: int
+class KimiK3Config(KimiLinearConfig, PartsConfig):
+    """Kimi Linear over a residual in parts."""
 
 
 class KimiLinearForCausalLM(HybridDecoder):
@@ -108,42 +103,21 @@ class HeadGatedLatentBlock(LatentBlock):
         return self.gate(super().attended(x, batch), self.head_gates(x))
 
 
-class PartsLayer(nn.Module):
-    """Attention and MLP, each behind a norm of what it attends to of the parts of the residual: the embedding, the sum
-    of what each whole group of layers has added, and the sum of those behind. `carries_residual` is False."""
-
-    def __init__(self, c: KimiK3Config, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
-        self.self_attn, self.mlp = attention, mlp
-        self.self_attention_res, self.mlp_res = (AttendedStreams(c.hidden_size, c.norm_eps) for _ in range(2))
-        self.add = Elementwise("add_to_last")
-        self.opens_part = False
-        """Whether the layer is the first of a group."""
-
-    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
-        """Return (the parts [tokens, parts · hidden], None)."""
-        out = self.self_attn(self.input_layernorm(self.self_attention_res(x)), batch)
-        x = torch.cat((x, out), 1) if self.opens_part else self.add(x, out)
-        return self.add(x, self.mlp(self.post_attention_layernorm(self.mlp_res(x)))), None
-
-
-class KimiK3ForConditionalGeneration(KimiLinearForCausalLM):
+class KimiK3ForConditionalGeneration(PartsDecoder):
     """The text model of Kimi K3: its layers read the residual in parts, experts are between two projections, and gates
     of attention and activations have forms of their own.
 
     Source: Moonshot's release.
     """
 
+    RECURRENT_NAME = "self_attn"
+    RENAMED = {}
     REPLACED = {
         **KimiLinearForCausalLM.REPLACED,
         ".routed_expert_down_proj.": ".fc1_latent_proj.",
         ".routed_expert_norm.": ".latent_norm.",
         ".routed_expert_up_proj.": ".fc2_latent_proj.",
     }
-    LAST_STAGE = (*KimiLinearForCausalLM.LAST_STAGE, "output_attn_res_norm", "output_attn_res_proj")
-    carries_residual = False
-    config: KimiK3Config
 
     @classmethod
     def read(cls, c: Checkpoint) -> KimiK3Config:
@@ -176,29 +150,6 @@ class KimiK3ForConditionalGeneration(KimiLinearForCausalLM):
             part_layers=c.positive("attn_res_block_size"),
         )
 
-    @classmethod
-    def of_one_more_layer(cls, c: Checkpoint, config: DecoderConfig) -> Mapping[str, Any]:
-        raise UnsupportedModel("speculative_config: the prediction layers of Kimi K3 are not read; take another method")
-
-    def __init__(self, c: KimiK3Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        for index, layer in self.layers.items():
-            cast("PartsLayer", layer).opens_part = int(index) % c.part_layers == 0
-        self.output_attn_res = AttendedStreams(c.hidden_size, c.norm_eps) if self.is_last else None
-
-    @property
-    def received_size(self) -> int | None:
-        """Width of the parts that the stage before has made; None for the first stage."""
-        parts = -(-self.layer_range.start // self.config.part_layers) + 1
-        return None if self.is_first else parts * self.config.hidden_size
-
-    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        assert self.output_attn_res is not None, "only the last stage has it"
-        return super().normalize(self.output_attn_res(x), None)
-
-    def _stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        return x[:, -self.config.hidden_size :].contiguous()
-
 
 def _k3_delta(c: Checkpoint, sizes: RecurrentSizes) -> Mixer:
     section = c.section("linear_attn_config")
@@ -209,7 +160,7 @@ def _k3_delta(c: Checkpoint, sizes: RecurrentSizes) -> Mixer:
         convolutions=stored_convolutions(c, sizes),
         bound=bound,
         of_low_rank="f" if section is not None and section.bool("use_full_rank_gate", False) else "fg",
-        has_flat_logs=_has_flat_logs(c),
+        has_flat_logs=has_flat_logs(c),
     )
 
 
@@ -283,7 +234,7 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
             convolutions=stored_convolutions(c, config.sizes),
             bound=-c.float("kda_lower_bound", -5.0),
             of_low_rank="",
-            has_flat_logs=_has_flat_logs(c),
+            has_flat_logs=has_flat_logs(c),
         )
         return replace(
             config,
@@ -293,11 +244,6 @@ class BailingMoeV3ForCausalLM(BailingHybridForCausalLM):
             attention=block,
             recurrence=delta,
         )
-
-
-def _has_flat_logs(c: Checkpoint) -> bool:
-    shapes = [each.shape for each in known_tensors(c) if each.name.endswith(".A_log")]
-    return not shapes or len(shapes[0]) == 1
 
 
 def _default_kinds(c: Checkpoint) -> list[str]:

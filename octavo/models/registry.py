@@ -33,6 +33,7 @@ _FAMILY_OF_TYPE: Final = {
 }
 """Families by the `model_type` of their text models, without `_text`, where that is not the family's name."""
 _CLASSES: Final = {
+    "alice": "AliceAI",
     "bitnet": "BitNet",
     "cohere": "Cohere Cohere2 Cohere2Moe",
     "corrected_mixtures": (

@@ -22,6 +22,7 @@ from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import run_ranks
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
 from tests.models.paged_run import PagedRun, Stream, generated, load, logits_of
+from tests.models.test_alice import alice
 from tests.models.test_domyn import domyn
 from tests.models.test_kimi_k3 import kimi_k3
 from tests.models.test_tensor_parallel import Rank
@@ -295,6 +296,7 @@ def plamo3(folder: Path) -> tuple[Path, Tensor]:
 EXACT = {"glm5_next": glm5_next, "minimax_m3": minimax_m3, "mimo_v2": mimo_v2, "omni": mimo_v2_omni, "param2": param2}
 EXACT |= {"deepseek_v4": deepseek_v4, "ling3": ling3}
 NEAR = {
+    "alice": alice,
     "domyn": domyn,
     "kimi_k3": kimi_k3,
     "pangu": pangu,
