@@ -1,5 +1,6 @@
 // The answer of a model, as an element that grows: new parts are appended, existing ones are not touched.
 import { byId, el, lineAdder } from "./dom.js";
+import { markdownView } from "./markdown.js";
 import { summaryOf } from "./protocol.js";
 import { tokenView } from "./tokens.js";
 
@@ -35,10 +36,12 @@ function readable(json) {
 }
 
 /** Return the body of a turn of the model: its element, and `update()`, which adds what has come since.
- * `branch(i, text)` continues with another token; `formOf(call)` returns the form for the answer of a call, or null. */
-export function answerView(turn, { isRunning, branch, formOf }) {
+ * `branch(i, text)` continues with another token; `formOf(call)` returns the form for the answer of a call, or null; with
+ * `copy(text, name)` the text is Markdown. */
+export function answerView(turn, { isRunning, branch, formOf, copy }) {
   const version = turn.versions[turn.chosen];
-  const [reasoning, text] = [growing("div", { class: "text" }), growing("div", { class: "text" })];
+  const plain = () => growing("div", { class: "text" });
+  const [reasoning, text] = [plain(), copy ? markdownView(copy) : plain()];
   const keepFold = () => (turn.showsReasoning = !fold.open);
   const fold = el("details", { class: "reasoning" }, el("summary", { onclick: keepFold }, "Reasoning"), reasoning.node);
   const [tokens, calls, end] = [tokenView(branch), el("div"), el("p")];
@@ -55,7 +58,7 @@ export function answerView(turn, { isRunning, branch, formOf }) {
     tokens.node.hidden = !(showsTokens && version.tokens.length);
     text.node.hidden = !tokens.node.hidden;
     if (text.node.hidden) tokens.show(version.tokens);
-    else text.show(version.text);
+    else text.show(version.text, !isOpen);
     version.calls.forEach((call, i) => {
       if (!callViews[i]) calls.append((callViews[i] = callView(call, isOpen ? undefined : formOf(call))).node);
       callViews[i].show();

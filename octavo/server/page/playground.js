@@ -54,7 +54,7 @@ export function startPlayground(settings, modelOf) {
 
   function makeView(turn, index) {
     const isModel = turn.role === "assistant";
-    const parts = { isRunning: () => running?.turn === turn, branch: (i, text) => branch(index, i, text), formOf: (call) => formOf(call, turn, index) };
+    const parts = { isRunning: () => running?.turn === turn, branch: (i, text) => branch(index, i, text), formOf: (call) => formOf(call, turn, index), copy: mode === "chat" && copy };
     const { node: body, update = () => {} } = isModel ? answerView(turn, parts) : { node: messageNode(turn) };
     const actions = isModel ? modelActions(turn, index) : [button("Edit", () => edit(turn, index, body), keyed("edit", index))];
     const name = mode === "completion" ? (isModel ? "Continuation" : "Prompt") : NAMES[turn.role];

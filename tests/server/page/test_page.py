@@ -50,6 +50,19 @@ def test_a_message_is_answered_and_its_text_is_no_html(page: Browser) -> None:
     assert page.run("document.querySelectorAll('#log img, #log b').length") == 0
 
 
+def test_markdown_of_an_answer_is_styled_and_its_text_stays(page: Browser, server: Served) -> None:
+    text = "## Sum\n**Add** `a`:\n```py\na + <b>\n\n# b\n```\ndone **now**"
+    server.llm.sentence = text
+    send(page, "hello")
+    page.wait(SUMMARY)
+    markdown = f"{LAST}.querySelector('.markdown')"
+    kinds = page.run(f"[...{markdown}.children].map((line) => line.className).join()")
+    assert kinds == "heading,line,fence,code,code,code,end,line"
+    assert page.run(f"{markdown}.textContent").replace("pyCopy", "py") == text
+    shown = page.run(f"{markdown}.innerText").split()
+    assert shown == ["Sum", "Add", "a:", "py", "Copy", "a", "+", "<b>", "#", "b", "done", "now"]
+
+
 def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: Browser, server: Served) -> None:
     server.llm.hold_after = 5
     send(page, "hello")
