@@ -59,7 +59,7 @@ max_num_queued_reqs max_num_queued_tokens max_num_active_seqs max_num_scheduled_
 prefill_schedule_interval long_prefill_token_threshold_adaptive disable_chunked_mm_input device_memory_utilization
 device_ids renderer_num_workers model_class_overrides use_fp64_gumbel return_sampling_mask enable_trace_replay
 aux_output_config watermark_config diffusion_config per_request_spec_decode_metrics custom_histogram_buckets
-enable_logging_iteration_details watchdog_config monokernel sleep_mode_backend logging_config
+enable_logging_iteration_details watchdog_config monokernel sleep_mode_backend logging_config log_level watermark
 sleep_mode_offload_cudagraph sleep_preserve_parameter_names
 prefix_cache_retention_interval prefix_match_unit enable_mamba_shared_prefix_checkpoint mamba_ssu_algorithm
 use_replayssm replayssm_buffer_len swa_bounded_replay kda_decode_backend kda_prefill_backend
@@ -157,6 +157,8 @@ VLLM_NOTES: Final = {
     "preemption_mode": "`auto` takes the faster way",
     "num_lookahead_slots": "reserves slots; speculation does not need it",
     "scheduling_policy": "octavo has more policies",
+    "watermark": "0.01 by default, at most 0.5; vLLM keeps no blocks free",
+    "log_level": "`debug`, `info`, `warning` or `error`, in small letters",
     "device": "an NVIDIA GPU, or the CPU",
     "host": "127.0.0.1 by default; vLLM listens on all addresses",
     "max_loras": "only requests without an adapter overtake those that wait for a slot",

@@ -67,6 +67,7 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "quantization": get_args(Quantization),
     "draft_sample_method": get_args(SampleMethod),
     "draft_tensor_parallel_size": (1,),
+    "rejection_sample_method": ("standard",),
 }
 """What fields may be that take a few values."""
 _MOST_TOKENS: Final = 1 << 20
@@ -102,7 +103,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
     parallel_drafting: whether a draft model guesses all tokens in one pass, with masks; as its checkpoint says where it
-    is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses.
+    is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses. rejection_sample_method: standard, for
+    guesses never change the results.
     """
 
     method: str
@@ -115,6 +117,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft_sample_method: SampleMethod = "greedy"
     parallel_drafting: bool | None = None
     draft_tensor_parallel_size: Literal[1] | None = None
+    rejection_sample_method: Literal["standard"] | None = None
     step_ms: tuple[tuple[int, float], ...] = ()
 
     @property

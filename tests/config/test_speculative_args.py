@@ -27,7 +27,8 @@ def test_a_text_of_json_is_a_mapping() -> None:
 
 
 def test_vllms_older_names_of_prediction_layers_are_known() -> None:
-    args = EngineArgs(speculative_config={"method": "deepseek_mtp", "draft_tensor_parallel_size": 1})
+    without_effect = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard"}
+    args = EngineArgs(speculative_config={"method": "deepseek_mtp", **without_effect})
     config = speculative_config(args)
     assert config is not None
     assert config.method == "mtp"
@@ -60,6 +61,7 @@ def test_vllms_older_names_of_prediction_layers_are_known() -> None:
             "quantization is 'fp3', expected one of int8, int4",
         ),
         ({"method": "eagle", "model": "x", "draft_tensor_parallel_size": 2}, "_parallel_size is 2, expected 1$"),
+        ({"method": "ngram", "rejection_sample_method": "fly"}, "rejection_sample_method is 'fly', expected standard$"),
         ({"method": "ngram", "model": "x"}, "model is set, but method is ngram, which runs no model"),
         ({"method": "ngram", "prompt_lookup_min": 9}, "prompt_lookup_min is 9, must be at most prompt_lookup_max"),
     ],
