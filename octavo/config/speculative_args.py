@@ -103,8 +103,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft_sample_method: greedy guesses the likeliest token; same_key draws it with the request's parameters and with
     the random numbers that the model's own token at that position is drawn with.
     parallel_drafting: whether a draft model guesses all tokens in one pass, with masks; as its checkpoint says where it
-    is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses. rejection_sample_method: standard, for
-    guesses never change the results.
+    is None. draft_tensor_parallel_size: 1, for each rank has all of what guesses. rejection_sample_method: standard,
+    for guesses never change the results.
     """
 
     method: str
