@@ -289,20 +289,20 @@ class InputProcessor:
 
     def _with_all_logprobs(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the size of the vocabulary for -1 log-probabilities."""
-        changes = {
-            field: self.ready.vocab_size for field in ("logprobs", "prompt_logprobs") if getattr(params, field) == -1
-        }
+        most, vocab_size = self._model.max_logprobs, self.ready.vocab_size
+        limit, changes = vocab_size if most < 0 else min(most, vocab_size), {}
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, field)
+            if value == -1:
+                changes[field] = vocab_size
+            if value is not None and changes.get(field, value) > limit:
+                asked = f"-1, which is all {vocab_size} tokens" if value == -1 else value
+                raise InvalidRequest(
+                    f"{field} is {asked}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
+                )
         return msgspec.structs.replace(params, **changes) if changes else params
 
     def _check_params(self, params: SamplingParams) -> None:
-        most = self._model.max_logprobs
-        for field in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, field)
-            limit = self.ready.vocab_size if most < 0 else min(most, self.ready.vocab_size)
-            if value is not None and value > limit:
-                raise InvalidRequest(
-                    f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
-                )
         if params.logprob_token_ids is not None and self._model.logprobs_mode != "raw_logprobs":
             raise InvalidRequest(
                 "logprob_token_ids are described by the model's own distribution, and this engine has logprobs_mode = "
