@@ -33,6 +33,8 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
     """
     text = json.dumps({} if schema is True else schema)
     copy = json.loads(text)
+    # schemas that are referred to by other names than their paths are not found here
+    is_closed = is_closed and '"$anchor"' not in text and text.count('"$id"') < 2
     if not is_closed and "unevaluatedProperties" not in text:
         return copy
     left: list[tuple[Any, bool]] = [(copy, False)]  # with whether other schemas list keys of the same objects
@@ -48,11 +50,15 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
         seen.add((id(each), is_part))
         found[id(each)] = each
         is_part = is_part or _has_parts(each)
+        needed, target = _required(each), _target(copy, each.get("$ref"))
         if is_part:
             parts.add(id(each))
-            left.append((_target(copy, each.get("$ref")), True))
+        if is_part or not needed <= _keys_of(target):
+            left.append((target, True))
         left += ((one, False) for one in _apart(each))
-        left += ((each[name], is_part or name in ("if", "not")) for name in _JOINED if name in each)
+        for name in _JOINED:
+            is_other = is_part or name in ("if", "not")
+            left += ((one, is_other or not needed <= _keys_of(one)) for one in _listed(each.get(name)))
         left += ((one, True) for one in _values(each.get("dependentSchemas")))
     for number, each in found.items():
         if is_closed and number not in parts and _can_be_closed(each):
@@ -76,19 +82,24 @@ def _can_be_closed(schema: dict[str, Any]) -> bool:
     """Return whether a schema lists properties and an object of these alone can be what it asks for."""
     if any(name in schema for name in _STATED) or not any(isinstance(schema.get(name), dict) for name in _LISTS):
         return False
-    given = schema.get("properties")
-    listed = {name for name in given if given[name] is not False} if isinstance(given, dict) else set()
+    listed = _keys_of(schema)
     branches = (each for name in _JOINED if name != "not" for each in _listed(schema.get(name)))
     # a hostile pattern takes Python's `re` for ever: whether a needed key has one is not asked
-    if any(name not in listed for each in (schema, *branches) for name in _required(each)):
+    if any(not _required(each) <= listed for each in (schema, *branches)):
         return False
     least = schema.get("minProperties", 0)
     return bool(schema.get("patternProperties")) or not isinstance(least, int) or least <= len(listed)
 
 
-def _required(schema: Any) -> list[str]:
+def _keys_of(schema: Any) -> set[str]:
+    """Return the keys that a schema lists and that may have a value."""
+    given = schema.get("properties") if isinstance(schema, dict) else None
+    return {name for name in given if given[name] is not False} if isinstance(given, dict) else set()
+
+
+def _required(schema: Any) -> set[str]:
     names = schema.get("required") if isinstance(schema, dict) else None
-    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
+    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
 
 
 def _has_parts(schema: dict[str, Any]) -> bool:
@@ -120,12 +131,13 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _target(schema: Any, pointer: Any) -> Any:
-    """Return the part of a schema at a JSON pointer (RFC 6901) such as "#/$defs/a"; None where there is none."""
-    if not isinstance(pointer, str) or not pointer.startswith("#"):
+    """Return the part of a schema at a JSON pointer (RFC 6901) such as "#/$defs/a", which a URI may precede; None
+    where there is none."""
+    if not isinstance(pointer, str):
         return None
-    for key in pointer[1:].split("/")[1:]:
+    for key in pointer.partition("#")[2].split("/")[1:]:
         name = unquote(key).replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+        if isinstance(schema, list) and name.isdecimal() and len(name) < 10 and int(name) < len(schema):
             schema = schema[int(name)]
         elif isinstance(schema, dict):
             schema = schema.get(name)

@@ -191,7 +191,7 @@ def _referred(reference: Any, bases: list[Any]) -> list[Any]:
 def _at(value: Any, keys: list[str]) -> Any:
     for key in keys:
         key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+        if isinstance(value, list) and key.isdecimal() and len(key) < 10 and int(key) < len(value):
             value = value[int(key)]
         elif isinstance(value, dict) and key in value:
             value = value[key]

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
+from octavo.structured_output.closed_schemas import closed
 from octavo.structured_output.grammars import check_grammar, grammar_of
 
 
@@ -95,6 +96,10 @@ A, B = ({"type": "object", "properties": {name: {"type": "null"}}, "required": [
         ({**A, "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, '{"a": null, "c": 1}'),
         ({**A, "allOf": [{"required": ["c"]}]}, '{"a": null, "c": 1}'),
         ({**A, "additionalProperties": True}, '{"a": null, "c": 1}'),
+        ({"anyOf": [A], "required": ["c"]}, '{"a": null, "c": 1}'),
+        ({"$ref": "#/$defs/a", "required": ["c"], "$defs": {"a": A}}, '{"a": null, "c": 1}'),
+        ({"allOf": [{"$ref": "json-schema:///#/$defs/a"}, B], "$defs": {"a": A}}, '{"a": null, "b": null}'),
+        ({"allOf": [{"$ref": "#it"}, B], "$defs": {"a": {**A, "$anchor": "it"}}}, '{"a": null, "b": null}'),
     ],
 )
 def test_an_object_stays_open_where_another_schema_lists_keys_of_it_too(schema: Any, text: str) -> None:
@@ -113,6 +118,7 @@ def test_an_object_stays_open_where_another_schema_lists_keys_of_it_too(schema: 
             "properties": {**A["properties"], "b": {"type": "null"}},
             "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
         },
+        {"anyOf": [A], "required": ["a"]},
         {"type": "object", "properties": {"a": {"$ref": "#"}}},
     ],
 )
@@ -146,6 +152,13 @@ def test_unevaluated_properties_beside_other_schemas_are_refused_unless_they_exc
     check_grammar(form(json={name: [A], "unevaluatedProperties": True}))
     with pytest.raises(InvalidRequest, match="unevaluatedProperties"):
         check_grammar(form(json={name: [A], "unevaluatedProperties": False}))
+
+
+def test_a_reference_to_a_number_of_any_length_is_refused() -> None:
+    far = {"$ref": "#/allOf/" + 5000 * "9"}
+    assert closed({"allOf": [A, far]}) == {"allOf": [A, far]}
+    with pytest.raises(InvalidRequest, match="array index"):
+        check_grammar(form(json={"allOf": [A, far]}))
 
 
 def test_the_schema_true_admits_any_json() -> None:
