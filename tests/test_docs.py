@@ -55,6 +55,14 @@ def test_every_file_that_a_page_names_is_there() -> None:
     assert [each for each in named if each[1] not in examples and not (ROOT / each[1]).exists()] == []
 
 
+def test_names_that_contributing_places_in_a_file_are_defined_there() -> None:
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    places = re.findall(r"(?<!A )`(\w+)`(?: of| in|, in) `((?:octavo|tests|tools|csrc)/[\w./]*\.py)`", text)
+    assert len(places) > 30
+    defined = r"(?m)^[ \t]*(?:class |def |type )?{}\b(?![,)])"
+    assert [each for each in places if not re.search(defined.format(each[0]), (ROOT / each[1]).read_text())] == []
+
+
 def test_every_page_is_linked_from_the_first_one_and_in_the_navigation() -> None:
     def targets(entry: Any) -> list[str]:
         if isinstance(entry, str):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Argument, arguments, describe_bounds, describe_default, shown
 from octavo.config.server_args import ServerArgs
@@ -191,5 +193,7 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
+    # about configs of the small checkpoints, which are as they have to be
+    transformers.logging.set_verbosity_error()
     families.FILE.write_text(families.text(), encoding="utf-8")
     main(sys.argv[1] if len(sys.argv) > 1 else "docs/reference")
