@@ -4,8 +4,11 @@ import { button, el, lineAdder } from "./dom.js";
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)\s*$/;
 const INLINE = /(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)|(\*\*)(?=\S)(.*?\S)\*\*(?!\*)/g;
 
+const MOST_STYLED = 10_000; // characters of a line: looking for marks takes their square
+
 /** Return the pieces of a line as [kind, text]: "mark", "code", "strong" or "text". Joined they are the line. */
 function piecesOf(line) {
+  if (line.length > MOST_STYLED) return [["text", line]];
   const pieces = [];
   let end = 0;
   for (const found of line.matchAll(INLINE)) {

@@ -29,3 +29,9 @@ test("a block of code ends at its own fence, and has no marks within", () => {
   }
   assert.deepEqual(kinds, ["fence", "code", "code", "end", "heading"]);
 });
+
+test("a very long line is text, whatever it has", () => {
+  const line = "**a** ".repeat(2_000);
+  assert.equal(shown(line), line);
+  assert.deepEqual(readLine(`# ${line}`, "").pieces, [["mark", "# "], ["text", line]]);
+});
