@@ -198,19 +198,13 @@ STORED: Final[Mapping[str, StoredNames]] = {
     ),
     "nemotron": StoredNames(
         renamed(
+            r"^vision_model\.radio_model\.model\.patch_generator\.",
+            (r"embedder\.", "vision_model.embeddings.patch_projection."),
+            (r"pos_embed", "vision_model.embeddings.position_embedding"),
+            (r"cls_token\.token", "vision_model.embeddings.cls_register_token"),
+        )
+        + renamed(
             r"^",
-            (
-                r"vision_model\.radio_model\.model\.patch_generator\.embedder\.",
-                "vision_model.embeddings.patch_projection.",
-            ),
-            (
-                r"vision_model\.radio_model\.model\.patch_generator\.pos_embed",
-                "vision_model.embeddings.position_embedding",
-            ),
-            (
-                r"vision_model\.radio_model\.model\.patch_generator\.cls_token\.token",
-                "vision_model.embeddings.cls_register_token",
-            ),
             (r"vision_model\.radio_model\.model\.blocks\.", "vision_model.encoder.layer."),
             (r"(vision_model\..*\.)attn\.proj\.", r"\1attention.o_proj."),
             (r"(vision_model\..*\.)attn\.qkv\.", r"\1attention.qkv."),
