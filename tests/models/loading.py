@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,17 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
+from octavo.models.registry import resolve_model
 from octavo.ops.registry import Ops
 from octavo.quantization.method import WeightMethod
 
 ONE = Mesh.single()
+
+
+def read_config(path: Path) -> Any:
+    """Return what the family of a checkpoint reads from its config."""
+    checkpoint = Checkpoint.open(path)
+    return resolve_model(checkpoint).read(checkpoint)
 
 
 def open_model(

@@ -14,8 +14,8 @@ from torch.nn.functional import silu
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import OctavoError, UnsupportedModel
 from octavo.models.prediction_layer import prediction_layer
-from octavo.models.registry import resolve_model
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
+from tests.models.loading import read_config
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(24)]
@@ -149,9 +149,8 @@ def test_it_computes_the_formula(tmp_path: Path) -> None:
 def test_other_values_are_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = make_checkpoint("qwen3_next", tmp_path, mlp_only_layers=[])
     edit_config(path, **{**OWN, **changes})
-    checkpoint = Checkpoint.open(path)
     with pytest.raises(OctavoError, match=said):
-        resolve_model(checkpoint).read(checkpoint)
+        read_config(path)
 
 
 def test_its_prediction_layers_are_not_read(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
-from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError
-from octavo.models.registry import resolve_model
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, load_oracle, make_checkpoint
+from tests.models.loading import read_config
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(20)]
@@ -58,6 +57,5 @@ def test_no_token_without_a_logit_is_drawn(ranks: int, tmp_path: Path) -> None:
 def test_a_head_that_cannot_be_is_refused_by_name(name: str, value: object, tmp_path: Path) -> None:
     path = make_checkpoint("apertus1p5", tmp_path, output_vocab_size=DRAWN)
     edit_config(path, **{name: value})
-    checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match=name):
-        resolve_model(checkpoint).read(checkpoint)
+        read_config(path)

@@ -18,12 +18,12 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.loader import LoadedModel
-from octavo.models.registry import resolve_model
 from octavo.ops.registry import bind
 from octavo.quantization.method import KeptAs
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, family_config, load_oracle, make_checkpoint
 from tests.fakes.quantized import exponents, fp4, fp8, quantize
+from tests.models.loading import read_config
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(30)]
@@ -129,10 +129,9 @@ def test_random_weights_have_tables_with_different_experts(tmp_path: Path) -> No
 def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
     path = make_checkpoint("deepseek_v4", tmp_path)
     edit_config(path, **{name: value})
-    checkpoint = Checkpoint.open(path)
     named = "compressed_sparse_attention" if name == "compress_rates" else name
     with pytest.raises(CheckpointError, match=named):
-        resolve_model(checkpoint).read(checkpoint)
+        read_config(path)
 
 
 @pytest.mark.parametrize(

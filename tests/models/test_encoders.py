@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, ConfigError
 from octavo.llm import LLM
-from octavo.models.registry import resolve_model
 from tests.fakes.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.fakes.rank_threads import llm_of_ranks
 from tests.fakes.vector_models import save, write_modules, write_tokenizer
+from tests.models.loading import read_config
 
 TEXTS = ["w1 w2 w3", "w4", " ".join(f"w{number * 7 % 96}" for number in range(100)), "w9 w8 w7 w6 w5 w4 w3 w2"]
 BERT = {"type_vocab_size": 2}
@@ -199,13 +198,11 @@ def test_ranks_give_the_vectors_of_embedding_gemma_2_that_one_gives(tmp_path: Pa
 def test_keys_of_embedding_gemma_2_that_are_left_out_are_those_of_transformers(tmp_path: Path, left_out: str) -> None:
     _embedding_gemma(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    checkpoint = Checkpoint.open(tmp_path)
-    expected = resolve_model(checkpoint).read(checkpoint)
+    expected = read_config(tmp_path)
     text = {name: value for name, value in config["text_config"].items() if name != left_out}
     text |= {"global_head_dim": 32, "sliding_window_pattern": 2} if left_out != "rope_parameters" else {}
     edit_config(tmp_path, text_config=text)
-    checkpoint = Checkpoint.open(tmp_path)
-    assert resolve_model(checkpoint).read(checkpoint) == expected
+    assert read_config(tmp_path) == expected
 
 
 LLAMA_BOTH = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}

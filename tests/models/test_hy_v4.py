@@ -13,9 +13,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.models.loader import LoadedModel
-from octavo.models.registry import resolve_model
 from tests.fakes.checkpoints import edit_config, load_oracle, make_checkpoint
 from tests.fakes.vision import make_vision_checkpoint
+from tests.models.loading import read_config
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(40)]
@@ -47,9 +47,8 @@ def test_names_of_the_release_and_of_transformers_class_mean_the_same(tmp_path: 
 def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
     path = make_checkpoint("hy_v4", tmp_path)
     edit_config(path, **{name: value})
-    checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match=name):
-        resolve_model(checkpoint).read(checkpoint)
+        read_config(path)
 
 
 def test_heads_of_keys_that_the_model_with_images_states_mean_nothing(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from octavo import LLM
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import OctavoError, UnsupportedModel
 from octavo.models.prediction_layer import prediction_layer
-from octavo.models.registry import resolve_model
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.e2e.test_pipeline import COMMON, SMALL, VOCABULARY, answers
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, edit_tensors, load_oracle, make_checkpoint
 from tests.fakes.rank_threads import llm_of_ranks
+from tests.models.loading import read_config
 
 TOKENS = [3 + 7 * each % 120 for each in range(24)]
 KINDS = ["linear_attention", "full_attention", "linear_attention"]
@@ -169,11 +169,6 @@ def kimi_k3(folder: Path) -> tuple[Path, Tensor]:
     return path, expected
 
 
-def read(path: Path) -> Any:
-    checkpoint = Checkpoint.open(path)
-    return resolve_model(checkpoint).read(checkpoint)
-
-
 @pytest.mark.parametrize(
     ("changes", "within", "said"),
     [
@@ -193,14 +188,14 @@ def test_other_values_are_refused_by_name(changes: Any, within: Any, said: str, 
     attention = text["linear_attn_config"] | within
     edit_config(path, text_config=text | changes | {"linear_attn_config": attention})
     with pytest.raises(OctavoError, match=said):
-        read(path)
+        read_config(path)
 
 
 def test_kimi_linear_with_keys_of_kimi_k3_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint("kimi_linear", tmp_path)
     edit_config(path, attn_res_block_size=2)
     with pytest.raises(UnsupportedModel, match="attn_res_block_size is 2; models of the architecture KimiK3"):
-        read(path)
+        read_config(path)
 
 
 def test_prediction_layers_are_refused(tmp_path: Path) -> None:

@@ -14,19 +14,18 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.attention.backend import cache_layout
-from octavo.config.checkpoint import Checkpoint
 from octavo.config.released.minimax import minimax_settings
 from octavo.config.section import Section
 from octavo.core.model_shape import Indexed
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.errors import CheckpointError
-from octavo.models.registry import resolve_model
 from octavo.multimodal.image_writer import Context
 from octavo.multimodal.image_writers import IMAGE_WRITERS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 from tests.fakes.vision import image, make_vision_checkpoint
 from tests.fakes.vision_sizes import IMAGE
+from tests.models.loading import read_config
 from tests.models.paged_run import load, logits_of
 
 TOKENS = [3 + 7 * each % 120 for each in range(30)]
@@ -141,9 +140,8 @@ def test_the_choice_counts_from_the_first_block_on_that_is_not_chosen(tmp_path: 
 def test_what_would_change_the_result_is_refused_by_name(name: str, value: Any, tmp_path: Path) -> None:
     path = make_checkpoint("minimax_m3_vl", tmp_path)
     edit_config(path, text_config={**text_config(path), name: value})
-    checkpoint = Checkpoint.open(path)
     with pytest.raises(CheckpointError, match=name):
-        resolve_model(checkpoint).read(checkpoint)
+        read_config(path)
 
 
 def test_an_image_is_read_by_the_config_of_the_release(tmp_path: Path) -> None:

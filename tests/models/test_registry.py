@@ -12,11 +12,11 @@ import pytest
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.models.config import DecoderConfig
 from octavo.models.registry import known_architectures, resolve_model
 from tests.fakes.checkpoints import family_config
 from tests.fakes.families import FAMILIES, OTHER_ARCHITECTURES
 from tests.fakes.vision import make_vision_checkpoint
+from tests.models.loading import read_config
 
 
 def named(path: Path, architecture: str) -> Checkpoint:
@@ -71,11 +71,6 @@ def test_keys_of_a_text_model_may_stand_beside_those_of_its_encoder(family: str,
     beside = read_config(nested)
     assert replace(beside, library=None) == replace(found, library=None)
     assert beside.library.vision_config.to_dict() == found.library.vision_config.to_dict()
-
-
-def read_config(path: Path) -> DecoderConfig:
-    checkpoint = Checkpoint.open(path)
-    return resolve_model(checkpoint).read(checkpoint)
 
 
 def test_a_name_that_cannot_be_encoded_is_refused_in_words_that_can(tmp_path: Path) -> None:
