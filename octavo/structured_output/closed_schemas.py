@@ -9,14 +9,18 @@ from urllib.parse import unquote
 
 _LISTS: Final = ("properties", "patternProperties")
 _STATED: Final = ("additionalProperties", "unevaluatedProperties")
-_APART: Final = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", *_STATED, "propertyNames")
+_OF_ITEMS: Final = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
+_APART: Final = (*_OF_ITEMS, *_STATED, "propertyNames")
 """Keywords with a schema, or a list of schemas, of other values than the object itself."""
 _MAPS_APART: Final = (*_LISTS, "$defs", "definitions")
 """Keywords with such a schema for each of their keys."""
 _JOINED: Final = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not")
 """Keywords with a schema, or a list of schemas, of the object itself."""
-_ADDING: Final = frozenset((*_LISTS, *_JOINED, "$ref", "dependentSchemas"))
-"""Keywords by which a schema may list keys."""
+_ITEMS: Final = "[]"
+_ANY_KEY: Final = "*"
+"""Stand for keys of values of lists, and of any key; a key of this name stays open."""
+_ADDING: Final = frozenset((*_LISTS, *_JOINED, *_OF_ITEMS, *_STATED, "$ref", "dependentSchemas"))
+"""Keywords by which a schema may list keys or items."""
 _JOINING: Final = frozenset((*_JOINED, "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"))
 """Keywords with other schemas of the object itself, whose keys are evaluated, too."""
 
@@ -29,7 +33,7 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
 
     Objects that say themselves which others they have stay as they are, and so do those that need keys that they do
     not list. Where several schemas list properties of one object (`allOf`, `properties` beside a `$ref`, `if`), each
-    would exclude the keys of the others: they stay, too.
+    would exclude the keys of the others: they stay, too, and so do their values that several of them describe.
     """
     text = json.dumps({} if schema is True else schema)
     copy = json.loads(text)
@@ -40,6 +44,7 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
     left: list[tuple[Any, bool]] = [(copy, False)]  # with whether other schemas list keys of the same objects
     found: dict[int, dict[str, Any]] = {}
     parts: set[int] = set()
+    listed: dict[str, list[Any]] = {}
     seen: set[tuple[int, bool]] = set()
     while left:
         each, is_part = left.pop()
@@ -51,6 +56,8 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
         found[id(each)] = each
         is_part = is_part or _has_parts(each)
         needed, target = _required(each), _target(copy, each.get("$ref"))
+        if (is_part or each.get("patternProperties")) and id(each) not in parts:
+            left += ((one, True) for one in _shared_values(each, listed if is_part else {}))
         if is_part:
             parts.add(id(each))
         if is_part or not needed <= _keys_of(target):
@@ -66,6 +73,28 @@ def closed(schema: Any, *, is_closed: bool = True) -> Any:
         if each.get("unevaluatedProperties") is True or _JOINING.isdisjoint(each):
             _name_the_others(each)
     return copy
+
+
+def _shared_values(schema: dict[str, Any], listed: dict[str, list[Any]]) -> Iterator[Any]:
+    """Yield the values that a schema describes and that another one, or another keyword of it, may describe, too.
+
+    listed: the values of such schemas so far, by key; those of this one are added.
+    """
+    given = schema.get("properties")
+    own = [*given.items()] if isinstance(given, dict) else []
+    own += [(_ITEMS, schema[name]) for name in _OF_ITEMS if name in schema]
+    of_others = (*_values(schema.get("patternProperties")), *(schema.get(name) for name in _STATED))
+    patterns = [each for each in of_others if isinstance(each, dict) and each]
+    if patterns and _ANY_KEY not in listed:
+        yield from (each for values in listed.values() for each in values)
+    own += [(_ANY_KEY, each) for each in patterns]
+    has_patterns = bool(patterns) or _ANY_KEY in listed
+    for key, value in own:
+        values = listed.setdefault(key, [])
+        values.append(value)
+        if has_patterns or len(values) > 1:
+            yield from values[:1] if len(values) == 2 else ()
+            yield value
 
 
 def _name_the_others(schema: dict[str, Any]) -> None:

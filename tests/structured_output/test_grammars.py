@@ -96,6 +96,10 @@ A, B = ({"type": "object", "properties": {name: {"type": "null"}}, "required": [
         ({**A, "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, '{"a": null, "c": 1}'),
         ({**A, "allOf": [{"required": ["c"]}]}, '{"a": null, "c": 1}'),
         ({**A, "additionalProperties": True}, '{"a": null, "c": 1}'),
+        ({"allOf": [{"properties": {"k": A}}, {"properties": {"k": B}}]}, '{"k": {"a": null, "b": null}}'),
+        ({"properties": {"k": A}, "patternProperties": {"^k": B}}, '{"k": {"a": null, "b": null}}'),
+        ({"allOf": [{"properties": {"k": A}}, {"additionalProperties": B}]}, '{"k": {"a": null, "b": null}}'),
+        ({"allOf": [{"items": A}, {"items": B}]}, '[{"a": null, "b": null}]'),
         ({"anyOf": [A], "required": ["c"]}, '{"a": null, "c": 1}'),
         ({"$ref": "#/$defs/a", "required": ["c"], "$defs": {"a": A}}, '{"a": null, "c": 1}'),
         ({"allOf": [{"$ref": "json-schema:///#/$defs/a"}, B], "$defs": {"a": A}}, '{"a": null, "b": null}'),
@@ -125,6 +129,13 @@ def test_an_object_stays_open_where_another_schema_lists_keys_of_it_too(schema: 
 def test_schemas_of_one_object_each_are_closed(schema: Any) -> None:
     assert not admits('{"a": null, "c": 1}', schema)
     assert not admits('{"a": {"c": 1}}', schema)
+
+
+def test_a_value_that_one_of_several_schemas_describes_is_closed() -> None:
+    schema = {"allOf": [{"properties": {"k": A}}, {"properties": {"l": B}}]}
+    assert admits('{"k": {"a": null}, "l": {"b": null}, "m": 1}', schema)
+    assert not admits('{"k": {"a": null, "c": 1}}', schema)
+    assert not admits('{"l": {"b": null, "c": 1}}', schema)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
