@@ -16,6 +16,7 @@ import msgspec
 from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, with_options
+from octavo.cli.pace import Pace
 from octavo.cli.start import load, with_adapter
 from octavo.cli.terminal import WordWrap, say
 from octavo.cli.typed_lines import TypedLines, line_history
@@ -48,6 +49,7 @@ class ChatOptions(Arguments, heading="Prompt"):
     api_key_file: str | None = arg(None, "With --url: file whose first line is the API key.")
     image: tuple[str, ...] = arg((), "Image file to show with the first message; repeat for more.")
     lora: str | None = arg(None, "Folder of an adapter (LoRA, as PEFT saves it) to use.")
+    verbose: bool = arg(False, "Write after each answer how many tokens it has and how fast they came.")
     history: bool = arg(True, "Keep what is typed, in octavo/chat_history of the user's data folder.")
 
 
@@ -73,19 +75,24 @@ def chat(*, given: Given) -> None:
         say(f"{model.name} at {server.address}", sys.stderr)
     model.sampling(values)
     with line_history(user_directory("data") if options.history else None):
-        converse(model, values, options.system, images)
+        converse(model, values, options.system, images, is_verbose=options.verbose)
 
 
 def converse(
-    model: ChatModel, values: dict[str, Any], system: str | None, images: Sequence[dict[str, Any]] = ()
+    model: ChatModel,
+    values: dict[str, Any],
+    system: str | None,
+    images: Sequence[dict[str, Any]] = (),
+    *,
+    is_verbose: bool = False,
 ) -> None:
     """Read turns and write responses, until /exit or the end of the input. A refused turn is dropped.
 
-    images: the parts of the first message before its text.
+    images: the parts of the first message before its text. is_verbose: whether the pace of each answer is written.
     Raises KeyboardInterrupt for Ctrl-C twice at the prompt; once keeps the conversation.
     """
     lines, was_interrupted = TypedLines(), False
-    conversation = Conversation(model, values, system, lines)
+    conversation = Conversation(model, values, system, lines, is_verbose=is_verbose)
     conversation.images.extend(images)
     if lines.is_terminal:
         say(_HELP, sys.stderr)
@@ -118,7 +125,16 @@ def converse(
 class Conversation:
     """Messages, the sampling parameters that are set, and the commands that change them."""
 
-    def __init__(self, model: ChatModel, values: dict[str, Any], system: str | None, lines: TypedLines) -> None:
+    def __init__(
+        self,
+        model: ChatModel,
+        values: dict[str, Any],
+        system: str | None,
+        lines: TypedLines,
+        *,
+        is_verbose: bool = False,
+    ) -> None:
+        self._is_verbose = is_verbose
         self._model, self._values, self._system, self._lines = model, dict(values), system, lines
         self._messages: list[dict[str, Any]] = []
         self.images: list[dict[str, Any]] = []
@@ -151,9 +167,12 @@ class Conversation:
     def _respond(self, messages: list[dict[str, Any]]) -> str:
         """Write the model's response to standard output and return it; Ctrl-C ends it."""
         start = [{"role": "system", "content": self._system}] if self._system else []
+        pace = Pace() if self._is_verbose else None
         with closing(WordWrap(sys.stdout)) as screen:
-            answer = self._model.respond([*start, *messages], self._values, screen.write, self._lines)
+            answer = self._model.respond([*start, *messages], self._values, screen.write, self._lines, pace)
         sys.stdout.write(" [stopped]\n" if self._lines.requested else "\n")
+        if pace is not None:
+            say(f"({pace})", sys.stderr)
         return answer
 
     def _regenerate(self, rest: str) -> None:

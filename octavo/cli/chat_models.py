@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from octavo.cli.openai_client import OpenAIClient
+from octavo.cli.pace import Pace
 from octavo.cli.start import stream
 from octavo.core.adapter import LoRARequest
 from octavo.core.sampling_params import SamplingParams
@@ -30,9 +31,15 @@ class ChatModel(Protocol):
         """Return the parameters of a response for the given values. Raises InvalidRequest."""
 
     def respond(
-        self, messages: Messages, values: Mapping[str, Any], write: Callable[[str], None], interrupt: Interrupt
+        self,
+        messages: Messages,
+        values: Mapping[str, Any],
+        write: Callable[[str], None],
+        interrupt: Interrupt,
+        pace: Pace | None = None,
     ) -> str:
-        """Write a response piece by piece and return it; an interrupt ends it. Raises OctavoError."""
+        """Write a response piece by piece and return it; an interrupt ends it. pace: gets its tokens. Raises
+        OctavoError."""
 
 
 class EngineModel:
@@ -45,13 +52,20 @@ class EngineModel:
         return SamplingParams.over_defaults({"max_tokens": None} | self._engine.generation_defaults, values)
 
     def respond(
-        self, messages: Messages, values: Mapping[str, Any], write: Callable[[str], None], interrupt: Interrupt
+        self,
+        messages: Messages,
+        values: Mapping[str, Any],
+        write: Callable[[str], None],
+        interrupt: Interrupt,
+        pace: Pace | None = None,
     ) -> str:
         pieces: list[str] = []
         prompt = self._engine.render_chat(list(messages))
         for output in stream(self._engine, prompt, self.sampling(values), interrupt, self._adapter):
             pieces.append(output.outputs[0].text)
             write(pieces[-1])
+            if pace is not None:
+                pace.note(output.num_generated_tokens)
         return "".join(pieces)
 
 
@@ -67,17 +81,26 @@ class ServerModel:
         return SamplingParams.over_defaults({"max_tokens": None}, values)
 
     def respond(
-        self, messages: Messages, values: Mapping[str, Any], write: Callable[[str], None], interrupt: Interrupt
+        self,
+        messages: Messages,
+        values: Mapping[str, Any],
+        write: Callable[[str], None],
+        interrupt: Interrupt,
+        pace: Pace | None = None,
     ) -> str:
         body = {"model": self.name, "messages": list(messages), "stream": True, **values}
+        if pace is not None:
+            body["stream_options"] = {"include_usage": True}
         with asyncio.Runner() as runner:
-            return runner.run(self._respond(body, write, interrupt))
+            return runner.run(self._respond(body, write, interrupt, pace))
 
-    async def _respond(self, body: dict[str, Any], write: Callable[[str], None], interrupt: Interrupt) -> str:
+    async def _respond(
+        self, body: dict[str, Any], write: Callable[[str], None], interrupt: Interrupt, pace: Pace | None
+    ) -> str:
         """Send the request again when the connection drops: nothing is lost but the begin of a response."""
         pieces: list[str] = []
         for pause_s in (*_PAUSES_S, None):
-            task = asyncio.create_task(self._read(body, pieces, write))
+            task = asyncio.create_task(self._read(body, pieces, write, pace))
             while not task.done() and not interrupt.requested:
                 await asyncio.wait({task}, timeout=_POLL_S)
             if not task.done():
@@ -97,7 +120,9 @@ class ServerModel:
                 break
         return "".join(pieces)
 
-    async def _read(self, body: dict[str, Any], pieces: list[str], write: Callable[[str], None]) -> None:
+    async def _read(
+        self, body: dict[str, Any], pieces: list[str], write: Callable[[str], None], pace: Pace | None
+    ) -> None:
         async with aclosing(self._server.events("/v1/chat/completions", body)) as events:
             async for event in events:
                 try:
@@ -105,12 +130,16 @@ class ServerModel:
                     # thoughts are shown, and are no part of the conversation
                     thoughts = [str(each.get("reasoning_content") or each.get("reasoning") or "") for each in deltas]
                     texts = [str(each.get("content") or "") for each in deltas]
-                except (AttributeError, TypeError) as error:
+                    num_tokens = int((event.get("usage") or {}).get("completion_tokens") or 0)
+                except (AttributeError, TypeError, ValueError) as error:
                     raise RequestFailed("the server sends an event that is no part of a chat completion") from error
                 for thought, text in zip(thoughts, texts, strict=True):
                     write(thought)
                     pieces.append(text)
                     write(text)
+                if pace is not None:  # a piece counts as a token until the server states their number
+                    pace.note(pace.num_tokens + any((*thoughts, *texts)))
+                    pace.num_tokens = num_tokens or pace.num_tokens
 
     async def _pause(self, seconds: float, interrupt: Interrupt) -> None:
         for _ in range(int(seconds / _POLL_S)):

@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
+from octavo.cli.pace import Pace
 from octavo.cli.start import load, stream, with_adapter
 from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
@@ -49,6 +50,14 @@ def run(
     lora: Annotated[
         str | None, Parameter(help="Folder of an adapter (LoRA, as PEFT saves it) to use.", group=heading("Prompt"))
     ] = None,
+    verbose: Annotated[
+        bool,
+        Parameter(
+            help="Write at the end how many tokens the text has and how fast they came.",
+            group=heading("Prompt"),
+            negative="",
+        ),
+    ] = False,
     given: Given,
 ) -> None:
     """Continue a text, written to standard output as it is generated."""
@@ -68,9 +77,11 @@ def run(
     most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None
     params = given.sampling({"max_tokens": most} | engine.generation_defaults)
     if params.n == 1:
-        _write_one(engine, prompt, params, adapter)
+        pace = _write_one(engine, prompt, params, adapter)
     else:
-        _write_several(engine, prompt, params, adapter)
+        pace = _write_several(engine, prompt, params, adapter)
+    if verbose:
+        say(f"({pace})", sys.stderr)
 
 
 def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) -> tuple[str | None, str | None]:
@@ -125,20 +136,26 @@ def _standard_input(model: str) -> str:
         ) from error
 
 
-def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
+def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> Pace:
+    pace = Pace()
     outputs = stream(engine, prompt, params, lora_request=adapter)
     with closing(WordWrap(sys.stdout)) as screen:
         screen.write(prompt)
         for output in outputs:
             screen.write(output.outputs[0].text)
+            pace.note(output.num_generated_tokens)
     sys.stdout.write("\n")
+    return pace
 
 
-def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> None:
+def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams, adapter: LoRARequest | None = None) -> Pace:
     """Write all texts when they are complete: on one screen, texts that grow together cannot be distinguished."""
     texts: dict[int, str] = {}
+    pace = Pace()
     for output in stream(engine, prompt, params, lora_request=adapter):
+        pace.note(output.num_generated_tokens)
         for completion in output.outputs:
             texts[completion.index] = texts.get(completion.index, "") + completion.text
     for index, text in sorted(texts.items()):
         say(f"[{index + 1}] {prompt}{text}")
+    return pace

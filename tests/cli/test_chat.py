@@ -240,6 +240,20 @@ def test_a_conversation_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert second["top_p"] == 0.5
 
 
+def test_the_pace_of_an_answer_is_said_on_request(
+    said: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "one")
+    converse(EngineModel(said.make_engine(said.core)), {"max_tokens": 50}, None, is_verbose=True)
+    assert re.search(r"\(3 tokens, the first after \d+\.\d\d s, then [\d.]+ per second\)\n", said.err)
+    usage = {"choices": [], "usage": {"completion_tokens": 9}}
+    with serve_openai(FakeOpenAI(lambda body: [*chat("he", "llo"), usage])) as fake:
+        type_lines(monkeypatch, "one")
+        assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--verbose"]) == 0
+    assert "(9 tokens, the first after " in capsys.readouterr().err
+    assert fake.requests[0]["stream_options"] == {"include_usage": True}
+
+
 def test_images_are_shown_with_the_next_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -68,6 +68,8 @@ def test_a_model_on_disk_continues_a_text(tiny_model: str, command: Command) -> 
     assert first.out.endswith("\n")
     assert "demonstration" not in first.err
     assert command(*line).out == first.out
+    assert "per second" not in first.err
+    assert "(4 tokens, the first after " in command(*line, "--verbose").err
 
 
 def test_the_first_of_two_words_is_the_model(tiny_model: str, command: Command) -> None:
