@@ -36,9 +36,39 @@ class _Projector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [vectors of the encoder, width] → [vectors, hidden]; zeros fill the last one up."""
-        x = F.pad(x, (0, 0, 0, -len(x) % self._stacked)).view(-1, self._stacked * x.shape[1])
-        x, gate = self.linear_1(self.ln_pre(x)).chunk(2, -1)
+        x, gate = self.linear_1(self.ln_pre(_joined(x, self._stacked))).chunk(2, -1)
         return self.ln_post(self.linear_2(self.ln_mid(F.silu(gate) * x)))
+
+
+class _LayersProjector(nn.Module):
+    """A projector of Whisper's encoder layers over the joined vectors."""
+
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+        from transformers.models.whisper.modeling_whisper import WhisperEncoderLayer
+
+        width, make, layer = library.d_model, LlamaRMSNorm, WhisperEncoderLayer
+        self._stacked = library.stacked
+        self.ln_pre = make(width * library.stacked, _EPS)
+        self.linear_in = nn.Linear(width * library.stacked, width)
+        self.embed_positions = nn.Embedding(library.max_source_positions, width)
+        self.layers = nn.ModuleList(layer(library) for _ in range(library.projector_layers))
+        self.ln_post = make(width, _EPS)
+        self.linear_out = nn.Linear(width, library.text_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [vectors of the encoder, width] → [vectors, hidden]; zeros fill the last one up."""
+        x = self.linear_in(self.ln_pre(_joined(x, self._stacked)))
+        x = (x + self.embed_positions.weight[: len(x)])[None]
+        for layer in self.layers:
+            x = layer(x, None)
+        return self.linear_out(self.ln_post(x[0]))
+
+
+def _joined(x: Tensor, stacked: int) -> Tensor:
+    """Return [vectors / stacked, stacked · width] of x [vectors, width]; zeros fill the last one up."""
+    return F.pad(x, (0, 0, 0, -len(x) % stacked)).view(-1, stacked * x.shape[1])
 
 
 class _Encoder(nn.Module):
@@ -48,7 +78,7 @@ class _Encoder(nn.Module):
 
         encoder: Any = whisper.WhisperEncoder
         self.audio_tower = encoder._from_config(library, attn_implementation="sdpa")
-        self.multi_modal_projector = _Projector(library)
+        self.multi_modal_projector = (_LayersProjector if library.projector_layers else _Projector)(library)
 
     def forward(self, features: Tensor) -> Tensor:
         """features [bands, frames] → [vectors, hidden]."""
@@ -76,6 +106,7 @@ class UltravoxReader(SoundReader):
         except Exception as error:  # whatever it raises is about the values
             raise refusal(c, error, values, make) from error
         library.stacked, library.projected = section.positive("stack_factor"), config.positive("hidden_size", 4096)
+        library.projector_layers = config.count("num_projector_layers", 0)
         library.is_norm_between, library.text_width = config.bool("projector_ln_mid", False), c.positive("hidden_size")
         return library
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.config.media.encoder_sizes import checked_audio
+from octavo.config.media.encoder_sizes import check_encoder, checked_audio
 from octavo.config.section import Section, read_json_object
 from octavo.errors import UnsupportedModel
 
@@ -53,12 +53,14 @@ def ultravox_sounds(config: Section) -> Section | None:
     section = checked_audio(config)
     if section is None:
         return None
-    config.refuse("audio_latency_block_size", "num_projector_layers", because="this Ultravox is not implemented")
+    config.refuse("audio_latency_block_size", because="this Ultravox is not implemented")
     config.expect("projector_act", "swiglu", default="swiglu")
     stacked, count = config.positive("stack_factor", 8), section.positive("max_source_positions", 1500)
     if stacked > count:
         raise config.error("stack_factor", f"at most max_source_positions, which is {count}")
-    if config.positive("hidden_size", 4096) % 2:
+    if num_layers := config.count("num_projector_layers", 0):
+        check_encoder(Section({"num_projector_layers": num_layers}, config.where))
+    elif config.positive("hidden_size", 4096) % 2:
         raise config.error("hidden_size", "an even number: half of it are gates")
     return Section({**section.values, "stack_factor": stacked}, section.where, "audio_config.")
 
