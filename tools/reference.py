@@ -194,6 +194,6 @@ def main(directory: str) -> None:
 
 if __name__ == "__main__":
     # about configs of the small checkpoints, which are as they have to be
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     families.FILE.write_text(families.text(), encoding="utf-8")
     main(sys.argv[1] if len(sys.argv) > 1 else "docs/reference")
